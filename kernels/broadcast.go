@@ -99,10 +99,18 @@ func (b *broadcast) gather(from, to int) piece {
 	return b.shard(from)
 }
 
-// shard is one of equal shards, cut at whole cache lines.
+// shard is one of equal shards, cut at whole cache lines. Where one phase is over before the next, root has one too. By stores, which go on as they come, it has none, so
+// that the message leaves it once.
 func (b *broadcast) shard(rank int) piece {
-	n := b.in.Bytes()
-	each := alignUp(shareElements(n, b.in.WorldSize()), shardAlign)
-	lo := min(int64(rank)*each, n)
+	n, shards, i := b.in.Bytes(), b.in.WorldSize(), rank
+	if b.algorithm == TwoShotPush {
+		if rank == b.root {
+			return piece{}
+		}
+		i = (rank - b.root - 1 + shards) % shards
+		shards--
+	}
+	each := alignUp(shareElements(n, shards), shardAlign)
+	lo := min(int64(i)*each, n)
 	return piece{src: lo, dst: lo, bytes: min(lo+each, n) - lo, turn: rank}
 }

@@ -113,6 +113,9 @@ var flowLeastBytes = int64(tuning.ChunksOver + 16)
 
 const flowMostBytes = 256 << 20
 
+// rootFlowLeastBytes is the shortest message of a reduce between so many ranks, more than two, that the others combine for root, in chunks.
+var rootFlowLeastBytes = func(size int) int64 { return tuning.RootChunksOver(size) + 16 }
+
 // The most bytes of a message that is small for the form Transfers, by world size (the last entry serves all above). On CUDA devices
 // measured on H200 for 2 ranks, and by what more is on the wire for others: a small message is sent whole to every peer, at some
 // 30 us less than what a large one takes however short it is.

@@ -34,6 +34,7 @@ type piece struct {
 // move is a piece that this rank loads or stores, with its addresses.
 type move struct {
 	from, to device.Ptr
+	peer     int // that has or gets the piece, or this rank
 	piece
 }
 
@@ -93,7 +94,7 @@ func (v *movement) copies(at *collective.Addresses, p phase) []move {
 			from, to = rank, r
 		}
 		if c := p(from, to); c.bytes > 0 {
-			all = append(all, move{at.Tensor(specIn, from).Add(c.src), at.Tensor(v.specOut(), to).Add(c.dst), c})
+			all = append(all, move{at.Tensor(specIn, from).Add(c.src), at.Tensor(v.specOut(), to).Add(c.dst), r, c})
 		}
 	}
 	return all

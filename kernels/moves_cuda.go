@@ -10,7 +10,8 @@ import (
 )
 
 // onCUDA makes the spec that of the kernel that copies pieces between barriers, loading them from the ranks that have them or storing them to those
-// that are to have them: the same kernel, with another list. Stores use the links better, so that is for large messages.
+// that are to have them: the same kernel, with another list. Stores use the links better, so that is for large messages. Where there are two lists, each chunk that has come by
+// the first is passed on at once.
 func (v *movement) onCUDA(s *collective.Spec) {
 	s.Program = nil
 	kernel := ptx.Pull(ptx.Hopper(v.in.Device()))
@@ -38,7 +39,7 @@ func pullGeometry(bytes int64, size, multiprocessors int) launchGeometry {
 
 // chunkGeometry is a block for each chunk of a message, up to so many.
 func chunkGeometry(bytes int64, size, most int) launchGeometry {
-	chunks := (bytes+ptx.ChunkBytes-1)/ptx.ChunkBytes + int64(size) // of each piece, the last one may be short
+	chunks := chunksOf(bytes) + int64(size) // of each piece, the last one may be short
 	return launchGeometry{blocks: int(min(chunks, int64(most))), threads: 256}
 }
 
@@ -47,12 +48,25 @@ func (v *movement) pieces(at *collective.Addresses) ptx.Pieces {
 	var phases [2][]ptx.Piece
 	for i, phase := range v.phases {
 		for _, m := range v.copies(at, phase) {
-			chunks := (m.bytes + ptx.ChunkBytes - 1) / ptx.ChunkBytes
-			phases[i] = append(phases[i], ptx.Piece{From: uint64(m.from), To: uint64(m.to), Bytes: uint64(m.bytes), Turn: uint64(int64(m.turn) * chunks)})
+			c := ptx.Piece{
+				From: uint64(m.from), To: uint64(m.to), Bytes: uint64(m.bytes),
+				Turn: uint32(int64(m.turn) * chunksOf(m.bytes) % int64(at.Blocks())), Peer: uint32(m.peer),
+			}
+			if i > 0 && v.stores() {
+				c.Peer = uint32(v.root)
+			}
+			phases[i] = append(phases[i], c)
 		}
 	}
-	return pulled(at, phases[:len(v.phases)]...)
+	p := pulled(at, phases[:len(v.phases)]...)
+	if len(v.phases) > 1 && v.stores() {
+		p.Chunks = uint32(chunksOf(v.longest()))
+	}
+	return p
 }
+
+// chunksOf is how many chunks a piece of bytes has.
+func chunksOf(bytes int64) int64 { return (bytes + ptx.ChunkBytes - 1) / ptx.ChunkBytes }
 
 // pulled is the parameter of the kernel that copies pieces, in one phase or two.
 func pulled(at *collective.Addresses, phases ...[]ptx.Piece) ptx.Pieces {

@@ -9,8 +9,8 @@ import (
 	"github.com/symmem/symmem/kernels/ptx"
 )
 
-// byPush makes the spec that of the kernel that pushes every owner's share to it in lines. In place it needs no copies aside: what it stores
-// to is the share that only this rank reads, vector by vector.
+// byPush makes the spec that of the kernel that pushes every owner's share to it in lines, or in chunks where it is long. In place it needs no copies aside: what it stores
+// to is the share that only this rank reads, vector by vector. A reduce in chunks is combined by all ranks but root, a share each, which store what they have to root's output.
 func (r *reduction) byPush(s *collective.Spec) {
 	s.Program = nil
 	form, size := ptxForms[r.algorithm], r.in.WorldSize()
@@ -23,7 +23,7 @@ func (r *reduction) byPush(s *collective.Spec) {
 	}
 	share := r.shareBytes()
 	flowKernel, flow := ptx.ScatterFlow(r.in.DType().String(), int(r.op), size, hopper)
-	if flow = flow && whole && r.scatter && share >= flowLeastBytes; flow {
+	if flow = flow && whole && r.inChunks(); flow {
 		kernel = flowKernel
 		s.Parameters += " in chunks"
 	}
@@ -35,6 +35,13 @@ func (r *reduction) byPush(s *collective.Spec) {
 	if err != nil {
 		s.Failure = err
 		return
+	}
+	vectors, root := share/16, r.root
+	switch {
+	case flow && r.scatter:
+		root = size // none
+	case flow: // what the others combine for root
+		share = shareElements(vectors, size-1) * 16
 	}
 	span := ptx.ScatterSpan(form, share)
 	s.Workspace = 2 * int64(size) * span
@@ -57,13 +64,33 @@ func (r *reduction) byPush(s *collective.Spec) {
 		Params: func(at *collective.Addresses) []any {
 			if whole {
 				p := newPushParams(at, span)
-				p.In, p.Out, p.Vectors, p.Shard, p.Op = uint64(r.in.Ptr()), uint64(r.out.Ptr()), uint32(share/16), uint32(r.root), uint32(r.op)
+				p.In, p.Out, p.Vectors, p.Shard, p.Op = uint64(r.in.Ptr()), uint64(r.out.Ptr()), uint32(vectors), uint32(root), uint32(r.op)
+				if flow && !r.scatter {
+					p.Out = r.rootOut(at)
+				}
 				return []any{p.Bytes()}
 			}
 			p := r.pushParams(at, uint64(span))
 			return []any{p.Bytes()}
 		},
 	}
+}
+
+// inChunks reports whether whole vectors go to the ranks that combine them in chunks with flags, and not in lines.
+func (r *reduction) inChunks() bool {
+	if r.scatter {
+		return r.shareBytes() >= flowLeastBytes
+	}
+	size := r.in.WorldSize()
+	return size > 2 && r.in.Bytes() >= rootFlowLeastBytes(size)
+}
+
+// rootOut is the address of root's output.
+func (r *reduction) rootOut(at *collective.Addresses) uint64 {
+	if r.inPlace() {
+		return uint64(at.Tensor(specIn, r.root))
+	}
+	return uint64(at.Tensor(specOut, r.root))
 }
 
 // shareBytes is the size of the largest share.

@@ -158,8 +158,11 @@ func (m *maker) wholePieces() bool {
 		piece = message / size
 	}
 	most := int64(wholeMostBytes)
-	if m.call == "NewReduceScatter" && size > 1 {
+	switch {
+	case m.call == "NewReduceScatter" && size > 1:
 		most = flowMostBytes / (size - 1)
+	case m.call == "NewReduce" && size > 2:
+		most = flowMostBytes
 	}
 	return size <= ptx.Inline && !(m.combines && m.op != Sum && m.op != Avg) && piece > 0 && piece <= most &&
 		(uint64(m.in.Ptr())|uint64(m.out.Ptr())|uint64(piece))%16 == 0 && (piece == message || piece*size == message)

@@ -321,7 +321,7 @@ func (l *simLaunch) pull() error {
 			for i := range count {
 				c := pieces[first+(i+uint32(block))%count]
 				grid := uint64(l.grid)
-				for k := (block + grid - c.Turn%grid) % grid; k*ptx.ChunkBytes < c.Bytes; k += grid {
+				for k := (block + grid - uint64(c.Turn)%grid) % grid; k*ptx.ChunkBytes < c.Bytes; k += grid {
 					at := k * ptx.ChunkBytes
 					n := min(c.Bytes-at, ptx.ChunkBytes)
 					if l.dev.moved != nil {

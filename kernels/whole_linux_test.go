@@ -120,21 +120,32 @@ func (c wholeTest) onCUDA(t *testing.T) {
 	})
 }
 
-// TestScatterInChunksOnCUDA: long shares that are whole vectors go by the kernel for such, with a bound of one block too, and short ones, or others, do not.
+// inChunksFrom makes shares of a reduce-scatter, and reduces between more than two ranks, go in chunks from so many bytes on.
+func inChunksFrom(t *testing.T, bytes int64) {
+	t.Helper()
+	scatter, root := flowLeastBytes, rootFlowLeastBytes
+	t.Cleanup(func() { flowLeastBytes, rootFlowLeastBytes = scatter, root })
+	flowLeastBytes, rootFlowLeastBytes = bytes, func(int) int64 { return bytes }
+}
+
+// TestScatterInChunksOnCUDA: long shares that are whole vectors go by the kernel for such, with a bound of one block too, and short ones, or others, do not; so do reduces, whose
+// last share is shorter.
 func TestScatterInChunksOnCUDA(t *testing.T) {
-	least := flowLeastBytes
-	t.Cleanup(func() { flowLeastBytes = least })
-	flowLeastBytes = 600
+	const least = 600
+	inChunksFrom(t, least)
 	for _, c := range wholeTests() {
-		if c.what != "reduce-scatter" || c.size > 4 && c.size != 8 {
+		if !c.combines() || c.size > 4 && c.size != 8 {
 			continue
 		}
-		if share := c.n / int64(c.size) * c.dtype.Bytes(); share >= flowLeastBytes {
+		switch bytes := c.n * c.dtype.Bytes(); {
+		case c.what == "reduce-scatter" && bytes/int64(c.size) >= least:
 			c.kernel = strings.Replace(c.kernel, "symmem_scatter_whole_", "symmem_scatter_flow_", 1)
+		case c.what == "reduce" && c.size > 2 && bytes >= least:
+			c.kernel = strings.Replace(c.kernel, "symmem_scatter_root_", "symmem_scatter_flow_", 1)
 		}
 		for _, blocks := range []int{0, 1, 3} {
 			c.maxBlocks = blocks
-			t.Run(fmt.Sprintf("size=%d/%s/%s/%s/%d+%d/in_place=%t/blocks=%d", c.size, c.algorithm, c.dtype, c.op, c.n, c.offset, c.inPlace, blocks), c.onCUDA)
+			t.Run(fmt.Sprintf("size=%d/%s/%s/%s/%s/%d+%d/in_place=%t/blocks=%d", c.size, c.what, c.algorithm, c.dtype, c.op, c.n, c.offset, c.inPlace, blocks), c.onCUDA)
 		}
 	}
 }
@@ -207,9 +218,7 @@ func TestWholeMovesTold(t *testing.T) {
 
 // TestRoomForFlags: a reduce-scatter in chunks has a workspace with a flag for each chunk of each writer, and the ranks compare that it goes in chunks.
 func TestRoomForFlags(t *testing.T) {
-	least := flowLeastBytes
-	t.Cleanup(func() { flowLeastBytes = least })
-	flowLeastBytes = 16
+	inChunksFrom(t, 16)
 	const share = 3<<15 + 16 // bytes: four chunks, the last of one vector
 	onSimulated(t, 3, func(ctx context.Context, _ *simDevice, m *memory.Memory) error {
 		x, err := mapped(ctx, m, 4*share/4)
@@ -228,6 +237,16 @@ func TestRoomForFlags(t *testing.T) {
 		if !strings.HasSuffix(s.Parameters, ", whole in chunks") {
 			err = errors.Join(err, fmt.Errorf("parameters %q", s.Parameters))
 		}
+		// A reduce to rank 1 of two shares less a vector, so that the first has four chunks too.
+		in, inErr2 := x.Sub(0, (2*share-16)/4)
+		reduce := collective.Spec{Name: "NewReduce", Tensors: []tensor.SymmetricTensor{in}}
+		maker = newMaker("NewReduce", in, in, nil)
+		maker.algorithm, maker.op, maker.whole = OneShotPush, Sum, in
+		(&reduction{maker: maker, root: 1}).spec(&reduce)
+		if reduce.Workspace != s.Workspace || !strings.HasSuffix(reduce.Parameters, ", whole in chunks") {
+			err = errors.Join(err, fmt.Errorf("a workspace of %d bytes, and %d were expected; parameters %q", reduce.Workspace, s.Workspace, reduce.Parameters))
+		}
+		err = errors.Join(err, inErr2, reduce.Failure)
 		return errors.Join(inErr, outErr, err, s.Failure, x.Close(ctx))
 	})
 }
@@ -605,5 +624,66 @@ func TestLoadsWhereStoresHaveNoRoom(t *testing.T) {
 			}
 			require.NoError(t, g.Wait())
 		})
+	}
+}
+
+// TestBroadcastPassesOn: a broadcast by stores goes through the ranks that are not root chunk by chunk, whoever is root or late, several chunks to a block, run after run, and its counts may wrap
+// around.
+func TestBroadcastPassesOn(t *testing.T) {
+	const bytes = 9*ptx.ChunkBytes + 77
+	for _, size := range []int{2, 3, 5} {
+		for _, blocks := range []int{1, 2} {
+			t.Run(fmt.Sprintf("size=%d/blocks=%d", size, blocks), func(t *testing.T) {
+				onGPUs(t, size, 20*time.Second, func(ctx context.Context, m *memory.Memory) error {
+					x, err := tensor.Zeros(ctx, m, tensor.Int8, bytes)
+					if err != nil {
+						return err
+					}
+					if err := x.Rendezvous(ctx); err != nil {
+						return err
+					}
+					root := size - 1
+					p, err := NewBroadcast(ctx, x, root, &Options{Algorithm: TwoShotPush, MaxBlocks: blocks, FirstEpoch: 1<<32 - 2})
+					if err != nil {
+						return err
+					}
+					s, err := m.Device().NewStream()
+					if err != nil {
+						return err
+					}
+					for run := range 4 {
+						want := func(i int) int8 { return int8(i*7 + i>>9 + run) }
+						values := make([]int8, bytes)
+						for i := range values {
+							if values[i] = -1; x.Rank() == root {
+								values[i] = want(i)
+							}
+						}
+						if err := tensor.Write(x.Local(), values, 0); err != nil {
+							return err
+						}
+						if run == x.Rank() {
+							time.Sleep(50 * time.Millisecond)
+						}
+						if err := errors.Join(p.Run(s), s.Synchronize(ctx)); err != nil {
+							return err
+						}
+						got, err := tensor.ReadAll[int8](x.Local())
+						if err != nil {
+							return err
+						}
+						for i := range got {
+							if got[i] != want(i) {
+								return fmt.Errorf("run %d: byte %d is %d and not %d", run, i, got[i], want(i))
+							}
+						}
+						if err := m.Group().Barrier(ctx, "checked"); err != nil {
+							return err
+						}
+					}
+					return errors.Join(s.Close(), p.Close(ctx), x.Close(ctx))
+				})
+			})
+		}
 	}
 }

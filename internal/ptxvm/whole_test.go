@@ -54,15 +54,32 @@ func (j wholeJob) String() string {
 	return s
 }
 
-// inChunks is a reduce-scatter by the kernel for long shares.
-const inChunks = "reduce_scatter_in_chunks"
+// inChunks is a reduce-scatter by the kernel for long shares, and toRootInChunks a reduce by it.
+const (
+	inChunks       = "reduce_scatter_in_chunks"
+	toRootInChunks = "reduce_in_chunks"
+)
 
-var wholeCollectives = []string{"all_gather", "all_to_all", "broadcast", "reduce_scatter", "reduce", inChunks}
+var wholeCollectives = []string{"all_gather", "all_to_all", "broadcast", "reduce_scatter", "reduce", inChunks, toRootInChunks}
+
+// chunks says that the kernel is the one for long shares.
+func (j wholeJob) chunks() bool { return j.what == inChunks || j.what == toRootInChunks }
+
+// share is how many vectors a rank combines, at most.
+func (j wholeJob) share() int {
+	if j.what == toRootInChunks {
+		return (j.vectors + j.ranks - 2) / (j.ranks - 1)
+	}
+	return j.vectors
+}
 
 // long is the job with more vectors and so many blocks where it is in chunks.
 func (j wholeJob) long(blocks int) wholeJob {
-	if j.what == inChunks {
+	if j.chunks() {
 		j.vectors, j.blocks = j.vectors*4, blocks
+	}
+	if j.what == toRootInChunks {
+		j.vectors *= j.ranks - 1
 	}
 	return j
 }
@@ -74,7 +91,7 @@ func (j wholeJob) oneWay() bool { return j.what == "broadcast" || j.what == "red
 
 func (j wholeJob) kernel(tb testing.TB) ptx.Kernel {
 	k, ok := ptx.ScatterWhole(j.dtype, j.op, j.ranks, j.what == "reduce", j.hopper)
-	if j.what == inChunks {
+	if j.chunks() {
 		k, ok = ptx.ScatterFlow(j.dtype, j.op, j.ranks, j.hopper)
 	}
 	if !j.reduces() {
@@ -88,7 +105,7 @@ func (j wholeJob) kernel(tb testing.TB) ptx.Kernel {
 // slot is that of a writer in bytes.
 func (j wholeJob) slot() int64 {
 	if j.reduces() {
-		return ptx.ScatterSpan(ptx.OneShotPush, int64(j.vectors*16))
+		return ptx.ScatterSpan(ptx.OneShotPush, int64(j.share()*16))
 	}
 	return ptx.LinesWholeSlotBytes(int64(j.vectors * 16))
 }
@@ -135,7 +152,7 @@ func (j wholeJob) want(rank int, ins [][]byte) []byte {
 			out = append(out, in[rank*piece:][:piece]...)
 		case "reduce_scatter", inChunks:
 			parts = append(parts, in[rank*piece:][:piece])
-		case "reduce":
+		case "reduce", toRootInChunks:
 			parts = append(parts, in)
 		}
 	}
@@ -144,7 +161,7 @@ func (j wholeJob) want(rank int, ins [][]byte) []byte {
 		return ins[j.root]
 	case !j.reduces():
 		return out
-	case j.what == "reduce" && rank != j.root:
+	case (j.what == "reduce" || j.what == toRootInChunks) && rank != j.root:
 		return nil
 	}
 	width := widths[j.dtype]
@@ -226,13 +243,19 @@ func (j wholeJob) enqueue(w *crew, seed uint64) (check func() error) {
 			}
 			p := w.push(r, j.slot())
 			p.In, p.Out, p.Vectors, p.Op, p.Shard = t.inPtr, t.outPtr, uint32(j.vectors), uint32(j.op), uint32(j.root)
+			switch j.what {
+			case inChunks:
+				p.Shard = uint32(j.ranks)
+			case toRootInChunks:
+				p.Out = all[len(all)-j.ranks+j.root].outPtr
+			}
 			switch {
 			case j.stop:
 				p.Timeout = 1 << 62
 				binary.LittleEndian.PutUint32(w.words[r][32:], 1)
 			case j.missing > 0:
 				p.Timeout = 20_000 * uint64(j.ranks) // in which all others have come, who take turns
-				if j.what == inChunks {
+				if j.chunks() {
 					p.Timeout *= 20 // and their other blocks have stored, which come to several barriers
 				}
 			}
@@ -308,11 +331,14 @@ func (j wholeJob) gaveUp(w *crew) error {
 			peer = j.root
 		}
 		f := ptx.DecodeFault(binary.LittleEndian.Uint64(w.words[r][16:]))
-		if j.what == inChunks && j.stop && int(f.Peer) != r && int(f.Peer) < j.ranks {
-			peer = int(f.Peer) // which has not stored yet when the host ends it
+		if j.chunks() && (j.stop || j.what == toRootInChunks && r == j.root) && int(f.Peer) != r && int(f.Peer) < j.ranks {
+			peer = int(f.Peer) // which has not stored yet when the host ends it, or has given up on the one that is missing before it had combined for root
 		}
 		if f.Why != why || f.Kernel != kernel || int(f.Peer) != peer || binary.LittleEndian.Uint32(w.words[r]) != 1 {
 			return fmt.Errorf("rank %d: fault %+v, not of peer %d", r, f, peer)
+		}
+		if e := binary.LittleEndian.Uint32(w.spaces[r]); j.what == toRootInChunks && r == j.root && e != wholeFirst {
+			return fmt.Errorf("root, which waits for others, counts launch %d as over", e)
 		}
 	}
 	return nil
@@ -331,8 +357,8 @@ func (w *crew) push(rank int, slot int64) ptx.PushParams {
 // run carries out all launches at once, each with tensors of its own unless a user has the same.
 func (j wholeJob) run(tb testing.TB, c Config, replace func(*Module) *Module) error {
 	workspace := 2 * int64(j.ranks) * j.slot()
-	if j.what == inChunks {
-		workspace = ptx.ScatterFlowBytes(int64(j.vectors*16), j.ranks, j.threads)
+	if j.chunks() {
+		workspace = ptx.ScatterFlowBytes(int64(j.share()*16), j.ranks, j.threads)
 	}
 	if !j.twice {
 		w := newCrew(tb, j.ranks, j.blocks, j.threads, workspace, wholeFirst, c)
@@ -404,7 +430,7 @@ func TestWhole(t *testing.T) {
 			dtypes = dtypes[ranks%3:][:1]
 		}
 		for i, j := range wholes(ranks, dtypes...) {
-			if ranks > 4 && i%2 == 0 || j.what == inChunks && j.vectors < 256 && i%5 > 0 {
+			if ranks > 4 && i%2 == 0 || j.chunks() && j.share() < 256 && i%5 > 0 {
 				continue
 			}
 			t.Run(j.String(), func(t *testing.T) {
@@ -494,7 +520,7 @@ func TestGivesUpAsAWhole(t *testing.T) {
 // coverWhole runs the kernels of one dtype in every way that they have, and with those of f32 those that have none.
 func coverWhole(tb testing.TB, config Config, dtype string, ranks int) {
 	for _, j := range wholes(ranks, dtype) {
-		if dtype != "f32" && !j.reduces() || j.what == inChunks {
+		if dtype != "f32" && !j.reduces() || j.chunks() {
 			continue
 		}
 		require.NoError(tb, j.run(tb, config, nil), "%s", j)
@@ -507,17 +533,20 @@ func coverWhole(tb testing.TB, config Config, dtype string, ranks int) {
 		for _, hopper := range []bool{false, true} {
 			j := wholeJob{what: what, dtype: dtype, op: ptx.Sum, ranks: ranks, vectors: 3, inPlace: what == "broadcast", hopper: hopper, epochs: 3, blocks: 1, threads: 32}
 			late := ranks
-			if what == inChunks { // which are longer: a chunk and a bit, alone and in pairs, and one rank that is late
+			if j.chunks() { // which are longer: a chunk and a bit, alone and in pairs, and one rank that is late
 				late = 1
 				for _, k := range []wholeJob{{blocks: 1, op: ptx.Avg}, {blocks: 2, op: ptx.Sum}} {
 					k.what, k.dtype, k.ranks, k.hopper, k.vectors, k.epochs, k.threads = what, dtype, ranks, hopper, 260, 2, 32
+					if what == toRootInChunks {
+						k.vectors = 260*(ranks-1) - 1 // the last share is shorter
+					}
 					require.NoError(tb, k.run(tb, config, nil), "%s", k)
 				}
 				j.blocks, j.vectors = 2, 12
 			}
 			for rank := range late { // who waits for it waits long, but not for ever
 				slow.Schedule, slow.Turn = Slow(50, func(t Thread) bool { return t.Device == rank }), 20
-				if what == inChunks { // the block that combines: so the others wait for their places
+				if j.chunks() { // the block that combines: so the others wait for their places
 					slow.Schedule = Slow(400, func(t Thread) bool { return t.Device == rank && t.Block[0] == 1 })
 				}
 				require.NoError(tb, j.run(tb, slow, nil), "%s", j)
@@ -533,9 +562,16 @@ func coverWhole(tb testing.TB, config Config, dtype string, ranks int) {
 
 // bittenWhole is what nothing notices of these kernels, as bittenMoves says it of others.
 var bittenWhole = map[string]string{
-	"broadcast: ld.acquire.sys.global.u32 (0)": loadedSooner,
-	inChunks + ": griddepcontrol.wait (0)":     "it is launched behind the launch before, and does not begin before that has ended",
+	"broadcast: ld.acquire.sys.global.u32 (0)":         loadedSooner,
+	inChunks + ": griddepcontrol.wait (0)":             launchedBehind,
+	inChunks + ": ld.acquire.sys.global.u32 (2)":       "it is of a reduce",
+	inChunks + ": bar.red.and.pred (3)":                "it is of a reduce",
+	toRootInChunks + ": griddepcontrol.wait (0)":       launchedBehind,
+	toRootInChunks + ": bar.red.and.pred (0)":          deadLater,
+	toRootInChunks + ": ld.acquire.sys.global.u32 (2)": launchEnds,
 }
+
+const launchedBehind = "it is launched behind the launch before, and does not begin before that has ended"
 
 // TestBiteWhole is TestBite for the kernels for whole vectors.
 func TestBiteWhole(t *testing.T) {

@@ -200,11 +200,13 @@ template <class T, class Op, int W> SYMMEM_DEVICE void rootWhole(const PushParam
   closeTaken(f, epoch);
 }
 
-// scatterFlow is a reduce-scatter of long shares. Of each two blocks the first stores chunks of the other ranks' shares in their workspaces, with a flag for each
+// scatterFlow is a reduce-scatter of long shares, or a reduce to the rank p.shard, if that is one: then all other ranks have shares, from the one behind it on, of which the
+// last may be shorter, and store what they combine to its output (p.out). Of each two blocks the first stores chunks of the other ranks' shares in their workspaces, with a flag for each
 // behind a fence, and the second combines the chunks of this rank's share as they come: so the links always have something to carry. A chunk has one place, which is free when its
 // owner's second block has combined the launch before: it tells the writers' first blocks by kFlagBegun, which here counts launches that were taken. First blocks wait for
 // nothing of their own launch, and second blocks for first ones only, which have the lower number and so begin first where not all are at work at a time. The next launch
-// does not begin early: where it may, all of them take longer.
+// does not begin early: where it may, all of them take longer. Root's first blocks wait at the end until the others' second blocks have combined, and hence stored: what they
+// had of root's input says that root's output is free, and in place that root has read what they store to.
 //
 // The workspace is, of each owner, [W-1] slots of p.slot vectors by writer, the one behind the owner first, and [W-1][chunks] flags likewise.
 enum : u32 { kFlowVectors = 8 }; // of a chunk, for each thread
@@ -217,11 +219,20 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
   const bool alone = gridDim.x == 1;
   const u32 pairs = alone ? 1 : gridDim.x / 2, pair = blockIdx.x / 2;
   const bool stores = alone || (blockIdx.x % 2 == 0 && pair < pairs), combines = alone || blockIdx.x % 2 == 1;
-  const u32 chunk = kFlowVectors * threads, chunks = (p.vectors + chunk - 1) / chunk;
-  const u64 slot = p.slot * 16ull, share = p.vectors * 16ull, flags = (W - 1) * slot, step = threads * 16ull;
+  const u32 root = p.shard;
+  const bool toRoot = root < W;
+  const u32 length = toRoot ? (p.vectors + W - 2) / (W - 1) : p.vectors; // of a share, in vectors
+  const u32 chunk = kFlowVectors * threads, chunks = (length + chunk - 1) / chunk;
+  const u64 slot = p.slot * 16ull, flags = (W - 1) * slot, step = threads * 16ull;
   const Op op{p.op};
   // Where among the writers of owner's slots a rank is, and the peer that this thread waits for or tells, if it does.
   auto place = [](u32 owner, u32 writer) { return (writer > owner ? writer : writer + W) - owner - 1; };
+  // Where an owner's share begins in the inputs, in vectors, and how many of them a chunk has that begins at `first` of it. Root's is behind the end.
+  auto begins = [&](u32 owner) { return (toRoot ? place(root, owner) : owner) * length; };
+  auto vectorsOf = [&](u32 owner, u32 first) {
+    const u32 all = toRoot ? p.vectors : W * length, at = begins(owner) + first;
+    return first >= length || at >= all ? 0 : min(chunk, min(length - first, all - at));
+  };
   const bool told = tid > 0 && tid < W;
   const u32 peer = f.peer(told ? tid : 0);
   awaitPrevious();
@@ -236,11 +247,11 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
     if (!__syncthreads_and(f.ok)) return;
 #pragma unroll 1
     for (u32 c = pair; c < chunks; c += pairs) {
-      const u32 first = c * chunk, n = p.vectors - first < chunk ? p.vectors - first : chunk;
+      const u32 first = c * chunk;
 #pragma unroll 1
       for (u32 k = 1; k < W; k++) {
-        const u32 q = f.peer(k);
-        const u64 from = p.in + q * share + first * 16ull, to = p.data[q] + place(q, p.rank) * slot + first * 16ull;
+        const u32 q = f.peer(k), n = vectorsOf(q, first);
+        const u64 from = p.in + (begins(q) + first) * 16ull, to = p.data[q] + place(q, p.rank) * slot + first * 16ull;
         if (n < chunk) { // the last one
           for (u32 i = tid; i < n; i += threads) storeWeak(to + i * 16ull, loadWeak(from + i * 16ull, Words<4>()));
           continue;
@@ -252,22 +263,23 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
         for (u32 u = 0; u < kFlowVectors; u++) storeWeak(to + tid * 16ull + u * step, x[u]);
       }
       __syncthreads();
-      if (!told) continue; // the next chunk is under way while the fence waits for this one
+      if (!told || vectorsOf(peer, first) == 0) continue; // the next chunk is under way while the fence waits for this one
       fenceSystem();
       storeRelaxed(p.data[peer] + flags + (place(peer, p.rank) * chunks + c) * 4ull, flag);
     }
   }
   if (combines) {
-    const u64 mine = p.data[p.rank], in = p.in + p.rank * share;
+    const u64 mine = p.data[p.rank], in = p.in + begins(p.rank) * 16ull, out = p.out + (toRoot ? begins(p.rank) * 16ull : 0);
 #pragma unroll 1
     for (u32 c = pair; c < chunks; c += pairs) {
+      const u32 first = c * chunk, n = vectorsOf(p.rank, first);
+      if (n == 0) break;
       if (told) {
         const u64 come = mine + flags + (place(p.rank, peer) * chunks + c) * 4ull;
         while (loadAcquire(come) != flag)
           if (!f.again(peer)) break;
       }
       if (!__syncthreads_and(f.ok)) return;
-      const u32 first = c * chunk, n = p.vectors - first < chunk ? p.vectors - first : chunk;
       // combine does N vectors, so many bytes apart, from the one at `at` of the share on.
       auto combine = [&](u64 at, auto &x) {
         constexpr u32 N = sizeof(x) / sizeof(x[0]);
@@ -281,7 +293,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
           a.first(x[u][0]);
 #pragma unroll
           for (u32 r = 1; r < W; r++) a.add(op, x[u][r]);
-          storeWeak(p.out + at + u * step, a.template result<W>(op, W));
+          storeWeak(out + at + u * step, a.template result<W>(op, W));
         }
       };
       if (n < chunk) { // the last one
@@ -295,9 +307,17 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
     }
     __syncthreads();
     if (told) {
-      fenceSystem(); // what was loaded was loaded before the place is free
+      fenceSystem(); // what was loaded was loaded before the place is free, and what was stored to root is there
       storeRelaxed(begun(f, peer, p.rank, alone ? 0 : blockIdx.x - 1), epoch);
     }
+  }
+  if (stores && p.rank == root) {
+    if (told) {
+      const u64 taken = begun(f, root, peer);
+      while (late(loadAcquire(taken), epoch))
+        if (!f.again(peer)) break;
+    }
+    if (!__syncthreads_and(f.ok)) return;
   }
   if (tid == 0) storeRelaxed(f.record(), epoch);
 }

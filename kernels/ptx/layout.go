@@ -131,7 +131,9 @@ type Piece struct {
 	From, To, Bytes uint64
 	// Turn is the block that takes the first chunk, modulo the grid: the same for whoever copies the same bytes that a rank has stored
 	// in the launch.
-	Turn uint64
+	Turn uint32
+	// Peer is of use with Pieces.Chunks: of the first pieces the rank that gets the piece, of the second the one that it has come from.
+	Peer uint32
 }
 
 // Pieces is the parameter of Pull beside Comm, by value.
@@ -141,7 +143,7 @@ type Pieces struct {
 	Table   uint64    // more than InlinePieces: address of all pieces in this device's memory, in place of Inlined
 	Counts  [2]uint32 // of those that are there at first, and of those that a peer has loaded in the launch; the second are behind the first
 	Phases  uint32    // 1, or 2 if any rank has some of the second
-	_       uint32
+	Chunks  uint32    // not 0: the second go chunk by chunk as the first come, all by stores, and so many chunks has the longest of the first on any rank
 	Inlined [InlinePieces]Piece
 }
 

@@ -31,6 +31,15 @@ type cost struct {
 // ChunksOver is the longest share of a reduce-scatter that goes in lines in the form one_shot_push; longer ones of whole vectors go in chunks.
 const ChunksOver = 8 << 20
 
+// RootChunksOver is the longest message of a reduce between so many ranks that goes to root in lines in the form one_shot_push. The others combine longer ones of whole vectors
+// for root, in chunks: in lines each byte comes to root from all of them. Between four ranks it was measured (docs/hardware.md).
+func RootChunksOver(ranks int) int64 {
+	if ranks <= 3 {
+		return 16<<20 - 16
+	}
+	return 4<<20 - 16
+}
+
 // BarrierHops is how many times Speed.Hop the barriers before and behind a form take that loads from its peers.
 const BarrierHops = 3.0
 
@@ -40,6 +49,7 @@ const (
 	hopsBarrier = BarrierHops
 	hopsFlow    = 3.3
 	hopsPhases  = 4.5 // three barriers
+	hopsRoot    = 6.0 // the last chunks are combined when all have come
 
 	speedLL    = 0.85 // flags are counted as bytes on the wire
 	speedPush  = 0.9
@@ -48,6 +58,7 @@ const (
 	speedShare = 0.6  // one vector of each share at a time
 	speedWhole = 0.85 // whole vectors
 	speedStore = 1.08 // by stores to peers in place of loads from them
+	speedRoot  = 0.85
 	speedCast  = 0.9
 )
 
@@ -89,7 +100,7 @@ func costs(collective string, w float64, floats, multicast, whole bool) []cost {
 	case Broadcast:
 		found = []cost{ll(all), pull(all), store(all)}
 		if w > 2 {
-			found = append(found, cost{"two_shot_pull", hopsPhases, 1 + share, 1, 0}, cost{"two_shot_push", hopsPhases, 1 + share, speedStore, 0})
+			found = append(found, cost{"two_shot_pull", hopsPhases, 1 + share, 1, 0}, cost{"two_shot_push", hopsPhases, 1, speedStore, 0})
 		}
 		if multicast {
 			found = append(found, cost{"one_shot_multimem", hopsBarrier, 1, speedCast, 0})
@@ -97,6 +108,9 @@ func costs(collective string, w float64, floats, multicast, whole bool) []cost {
 	case Reduce:
 		if found = []cost{ll(all), pull(all)}; floats {
 			found = append(found, cost{"one_shot_push", 1, all, shares, 0})
+			if whole && w > 2 && w <= wholeRanks {
+				found = append(found, cost{"one_shot_push", hopsRoot, 1, speedRoot, RootChunksOver(int(w))})
+			}
 		}
 	case ReduceScatter:
 		if found = []cost{ll(share), pull(share)}; floats {

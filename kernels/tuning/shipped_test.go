@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -27,9 +28,16 @@ func sizesAround() (sizes []int64) {
 func every(*tuning.Step) bool { return true }
 
 // measuredSince is the form of an all-reduce that was found to be faster than what the constants took.
-func measuredSince(device, collective string, size int, bytes int64, floats, whole bool) (form string, ok bool) {
-	if device == "NVIDIA H100 80GB HBM3" && collective == tuning.AllReduce && size == 2 && floats && whole && bytes > 24<<20 && bytes <= 32<<20 {
+func measuredSince(device, collective, dtype string, size int, bytes int64, whole bool) (form string, ok bool) {
+	floats, h100 := slices.Contains(tuning.Floats, dtype), strings.Contains(device, "H100")
+	switch {
+	case collective != tuning.AllReduce || device == "some processor":
+	case h100 && size == 2 && floats && whole && bytes > 24<<20 && bytes <= 32<<20:
 		return tuning.Flow, true
+	case size == 4 && floats && whole && bytes > 192<<10 && bytes <= 320<<10:
+		return "two_shot_push", true
+	case size == 4 && !h100 && dtype == "i32" && bytes > 384<<10 && bytes <= 768<<10:
+		return "one_shot_pull", true
 	}
 	return "", false
 }
@@ -112,7 +120,7 @@ func TestShippedTables(t *testing.T) {
 							step, ok := set.Choose(collective, size, dtype, bytes, whole, every)
 							require.True(t, ok)
 							want := oldForm(collective, tt.link == tuning.LinkHost, size, bytes, floats, whole)
-							if name, ok := measuredSince(tt.device, collective, size, bytes, floats, whole); ok {
+							if name, ok := measuredSince(tt.device, collective, dtype, size, bytes, whole); ok {
 								require.Equal(t, name, step.Form)
 								continue
 							}
@@ -204,15 +212,11 @@ func TestMulticastWins(t *testing.T) {
 
 // TestWhatWasMeasured: the tables say of which numbers of ranks there are figures, as docs/tune.md does, and have a choice for all others as well.
 func TestWhatWasMeasured(t *testing.T) {
-	on := func(reduceScatter []int, allReduce ...int) map[string][]int {
-		m := map[string][]int{tuning.AllReduce: allReduce, tuning.Broadcast: {2}, tuning.Reduce: {2}, tuning.AllGather: {2}, tuning.AllToAll: {2}}
-		if reduceScatter != nil {
-			m[tuning.ReduceScatter] = reduceScatter
-		}
-		return m
-	}
 	for device, want := range map[string]map[string][]int{
-		"NVIDIA H200": on([]int{2}, 2, 3, 4), "NVIDIA H100 80GB HBM3": on(nil, 2),
+		"NVIDIA H200": {
+			tuning.AllReduce: {2, 3, 4}, tuning.Broadcast: {2, 3, 4}, tuning.Reduce: {2, 4}, tuning.ReduceScatter: {2, 4}, tuning.AllGather: {2, 4}, tuning.AllToAll: {2, 4},
+		},
+		"NVIDIA H100 80GB HBM3": {tuning.AllReduce: {2}, tuning.Broadcast: {2}, tuning.Reduce: {2}, tuning.AllGather: {2}, tuning.AllToAll: {2}},
 	} {
 		table := tuning.Shipped(device, "")
 		require.NotNil(t, table, device)

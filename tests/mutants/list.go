@@ -1986,8 +1986,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/moves.go", why: "what is stored and passed on by other blocks than have got it", tests: []stage{{"kernels", "ShardsStay", usual}},
-		old: "all = append(all, move{at.Tensor(specIn, from).Add(c.src), at.Tensor(v.specOut(), to).Add(c.dst), c})",
-		new: "c.turn += to\n\t\t\tall = append(all, move{at.Tensor(specIn, from).Add(c.src), at.Tensor(v.specOut(), to).Add(c.dst), c})",
+		old: "all = append(all, move{at.Tensor(specIn, from).Add(c.src), at.Tensor(v.specOut(), to).Add(c.dst), r, c})",
+		new: "c.turn += to\n\t\t\tall = append(all, move{at.Tensor(specIn, from).Add(c.src), at.Tensor(v.specOut(), to).Add(c.dst), r, c})",
 	},
 	{
 		file: "kernels/moves.go", why: "a copy engine copies a rank's own part beside what it puts to others", tests: []stage{{"kernels", "OwnPart", usual}},
@@ -2243,6 +2243,31 @@ var mutants = []mutant{
 		file: "kernels/reduce_push.go", why: "the workspace of a reduce-scatter in chunks has no room for flags", tests: []stage{{"kernels", "TestRoomForFlags", usual}},
 		old: "\t\ts.Workspace = ptx.ScatterFlowBytes(share, size, flowThreads)\n",
 		new: "\t\ts.Workspace = int64(size-1) * span\n",
+	},
+	{
+		file: "kernels/reduce_push.go", why: "what is combined in chunks goes to the rank's own output and not to root's", tests: []stage{{"kernels", "TestScatterInChunks", usual}},
+		old: "\t\t\t\tif flow && !r.scatter {\n\t\t\t\t\tp.Out = r.rootOut(at)\n\t\t\t\t}\n",
+		new: "",
+	},
+	{
+		file: "kernels/reduce_push.go", why: "a reduce-scatter in chunks has a root", tests: []stage{{"kernels", "TestScatterInChunks", usual}},
+		old: "\t\troot = size // none\n",
+		new: "\t\troot = 0\n",
+	},
+	{
+		file: "kernels/reduce_push.go", why: "the last rank that combines for root has no room for its share", tests: []stage{{"kernels", "TestRoomForFlags", usual}},
+		old: "\t\tshare = shareElements(vectors, size-1) * 16\n",
+		new: "\t\tshare = vectors / int64(size-1) * 16\n",
+	},
+	{
+		file: "kernels/moves_cuda.go", why: "chunks are passed on that have come from nobody", tests: []stage{{"kernels", "BroadcastPassesOn", usual}},
+		old: "\t\t\t\tc.Peer = uint32(v.root)\n",
+		new: "\t\t\t\tc.Peer = uint32(at.Rank())\n",
+	},
+	{
+		file: "kernels/broadcast.go", why: "root passes on a part that nobody has brought it", tests: []stage{{"kernels", "BroadcastPassesOn", usual}},
+		old: "\t\tif rank == b.root {\n\t\t\treturn piece{}\n\t\t}\n\t\ti = (rank - b.root - 1 + shards) % shards\n\t\tshards--\n",
+		new: "\t\ti = (rank - b.root - 1 + shards) % shards\n",
 	},
 	{
 		file: "kernels/transfers.go", why: "laps of results are not waited for", tests: inPlans,

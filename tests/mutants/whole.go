@@ -21,7 +21,7 @@ func init() {
 		mutant{file: "kernels/reduce_push.go", why: "lines with flags take the kernel whose lines are sealed", tests: wholeTests,
 			old: "whole = whole && form == ptx.OneShotPush && r.wholePieces()", new: "whole = whole && r.wholePieces()"},
 		mutant{file: "kernels/reduce_push.go", why: "every reduce of whole vectors is to rank 0", tests: wholeTests,
-			old: "uint32(share/16), uint32(r.root), uint32(r.op)", new: "uint32(share/16), 0, uint32(r.op)"},
+			old: "uint32(vectors), uint32(root), uint32(r.op)", new: "uint32(vectors), 0*uint32(root), uint32(r.op)"},
 		mutant{file: "kernels/reduce_push.go", why: "the ranks do not compare whether shares are whole vectors", tests: wholeTests,
 			old: "\t\ts.Parameters += \", whole\"\n", new: ""},
 		mutant{file: "kernels/ptx/moves.go", why: "a reduce takes the kernel of a reduce-scatter", tests: wholeTests,

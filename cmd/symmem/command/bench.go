@@ -34,7 +34,8 @@ signal to the next rank, wait for the one before. rendezvous is allocating 64 Mi
 time in a process and later. plan_run is what enqueuing one all-reduce of the smallest size costs the host.
 
 broadcast, reduce, all_gather, reduce_scatter, all_to_all and all_to_all_v take those of the algorithms that they have, and auto if that is none;
-bytes are those of the whole message: what all_gather has put together, what reduce_scatter and all_to_all take apart. all_to_all_v reads its
+bytes are those of the whole message: what all_gather has put together, what reduce_scatter and all_to_all take apart, rounded up to shares of whole
+vectors of 16 bytes. all_to_all_v reads its
 counts, which are equal, when it runs. barrier is one of all ranks on their streams. all_reduce_many is one
 plan of as many tensors as --tensors says, each of the size; bytes are those of all of them. --tensors, --place and --op are refused
 where nothing that is measured has them.

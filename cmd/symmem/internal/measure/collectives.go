@@ -91,7 +91,7 @@ func (b *bencher) collectiveSizes(kind string) []int64 {
 // it made.
 func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm kernels.Algorithm, bytes int64) (p *kernels.Plan, whole int64, closeAll func(context.Context) error, err error) {
 	w := int64(b.r.WorldSize())
-	share := (bytes + w*b.dtype.Bytes() - 1) / (w * b.dtype.Bytes()) // elements
+	share := shareOf(bytes, w, b.dtype.Bytes()) // elements
 	var tensors []tensor.SymmetricTensor
 	closeAll = func(ctx context.Context) error {
 		var err error
@@ -114,6 +114,9 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm ker
 		ins = share
 	case ReduceScatter:
 		outs = share
+	case Broadcast, Reduce: // which need not be shared out
+		ins = (bytes + b.dtype.Bytes() - 1) / b.dtype.Bytes()
+		outs = ins
 	}
 	for _, n := range []int64{ins, outs} {
 		t, err := b.tensorOf(ctx, b.dtype, n*b.dtype.Bytes())
@@ -140,7 +143,18 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm ker
 	if err != nil {
 		return nil, 0, nil, errors.Join(err, closeAll(ctx))
 	}
-	return p, share * w * b.dtype.Bytes(), closeAll, nil
+	return p, max(ins, outs) * b.dtype.Bytes(), closeAll, nil
+}
+
+// shareOf is how many elements of width bytes each of w ranks has of a message of at least bytes. Shares of at least a vector of 16 bytes are whole vectors, as those of
+// programs mostly are: other kernels are for those that are not.
+func shareOf(bytes, w, width int64) int64 {
+	const vector = 16
+	share := (bytes + w*width - 1) / (w * width)
+	if per := vector / width; share >= per {
+		share = (share + per - 1) / per * per
+	}
+	return share
 }
 
 // dispatchPlan makes the plan of an all-to-all with counts on the device, which are equal. The tensors that it makes are added to tensors.
