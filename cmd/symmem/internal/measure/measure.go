@@ -278,6 +278,11 @@ func meet(ctx context.Context, r *symmem.Rank, s device.Stream) error {
 // measure runs the repetitions, of n iterations each, after one that does not count. A call of enqueue is worth each iterations, and a
 // repetition ends when the stream has.
 func (b *bencher) measure(ctx context.Context, n, each int, enqueue func() error) (timings, error) {
+	return b.measureTimes(ctx, b.spec.Repetitions, n, each, enqueue)
+}
+
+// measureTimes is measure with so many repetitions.
+func (b *bencher) measureTimes(ctx context.Context, repetitions, n, each int, enqueue func() error) (timings, error) {
 	var t timings
 	launches := n / each
 	repeat := func(launches int) (host, total time.Duration, err error) {
@@ -298,7 +303,7 @@ func (b *bencher) measure(ctx context.Context, n, each int, enqueue func() error
 	if _, _, err := repeat(launches); err != nil {
 		return t, err
 	}
-	for range b.spec.Repetitions {
+	for range repetitions {
 		host, total, err := repeat(launches)
 		if err != nil {
 			return t, err
