@@ -24,6 +24,7 @@ const (
 	gpuBytesPerRepetition = 1 << 34
 	minIterations         = 4
 	maxIterations         = 50000
+	gpuMaxIterations      = 15000 // which are 25 ms of the shortest messages
 	// graphRuns is the number of runs in a captured graph: enough to hide the cost of its launch.
 	graphRuns = 20
 	// quantizedTolerance is how far the sum of numbers between 1 and 2 may be off: 2/126 of it, and what the dtype rounds.
@@ -247,7 +248,7 @@ func (b *bencher) algorithms() []string {
 func iterations(kind device.Kind, pointers bool, bytes int64) int {
 	total, most := int64(bytesPerRepetition), int64(maxIterations)
 	if kind == device.CUDA {
-		total = gpuBytesPerRepetition
+		total, most = gpuBytesPerRepetition, gpuMaxIterations
 	}
 	if !pointers {
 		most /= 100
