@@ -99,11 +99,11 @@ func (b *broadcast) gather(from, to int) piece {
 	return b.shard(from)
 }
 
-// shard is one of equal shards, cut at whole cache lines. Where one phase is over before the next, root has one too. By stores, which go on as they come, it has none, so
+// shard is one of equal shards, cut at whole cache lines. Where one phase is over before the next, root has one too. Where chunks are passed on as they come, it has none, so
 // that the message leaves it once.
 func (b *broadcast) shard(rank int) piece {
 	n, shards, i := b.in.Bytes(), b.in.WorldSize(), rank
-	if b.algorithm == TwoShotPush {
+	if b.algorithm == TwoShotPush && shards > 2 {
 		if rank == b.root {
 			return piece{}
 		}

@@ -93,10 +93,10 @@ func pushGeometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeo
 	return g
 }
 
-// flowThreads is how many threads a block of a reduce-scatter in chunks has.
+// flowThreads is how many threads a block of a reduce-scatter, or reduce, in chunks has.
 const flowThreads = 256
 
-// flowGeometry is the launch of a reduce-scatter in chunks, for shares of bytes: a block a multiprocessor, of which half store and half combine, but no more
+// flowGeometry is the launch of a reduce-scatter, or reduce, in chunks, for shares of bytes: a block a multiprocessor, of which half store and half combine, but no more
 // than have a chunk. Twice as many are no faster.
 func flowGeometry(bytes int64, multiprocessors int) launchGeometry {
 	pairs := min(max(ptx.ScatterFlowChunks(bytes, flowThreads), 1), int64(max(multiprocessors/2, 1)))
@@ -108,7 +108,7 @@ func flowGeometry(bytes int64, multiprocessors int) launchGeometry {
 const wholeMostBytes = 16 << 20
 
 // flowLeastBytes is the shortest share of a reduce-scatter that is stored in chunks with flags in place of lines, which is faster from there on, and flowMostBytes the
-// most of a workspace with the shares of all others (docs/hardware.md).
+// most of a workspace with the shares of all others, or of a reduce with the message (docs/hardware.md).
 var flowLeastBytes = int64(tuning.ChunksOver + 16)
 
 const flowMostBytes = 256 << 20

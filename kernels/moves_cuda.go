@@ -59,7 +59,7 @@ func (v *movement) pieces(at *collective.Addresses) ptx.Pieces {
 		}
 	}
 	p := pulled(at, phases[:len(v.phases)]...)
-	if len(v.phases) > 1 && v.stores() {
+	if len(v.phases) > 1 && v.stores() && at.WorldSize() > 2 { // between two nothing is passed on
 		p.Chunks = uint32(chunksOf(v.longest()))
 	}
 	return p

@@ -103,10 +103,11 @@ extern "C" __global__ void __launch_bounds__(256, 2) symmem_pull(const __grid_co
   u32 epoch;
   if (!ranks.begin(epoch)) return;
   if (!ranks.barrier<false>(kPullReady, epoch)) return; // inputs are there, and outputs free
-  u32 base = 0;
   if (p.chunks != 0) {
-    base = loadRelaxed(ranks.record + kPullRounds);
+    const u32 base = loadRelaxed(ranks.record + kPullRounds);
     if (!pass(p, ranks, base)) return;
+    // In front of the barrier, whose fence is between it and the epoch: the host may run the plan in another stream when it has seen that.
+    if (threadIdx.x == 0) storeRelaxed(ranks.record + kPullRounds, base + (p.chunks + gridDim.x - 1) / gridDim.x + 1);
   } else {
     pull(p, 0);
     if (p.phases > 1) {
@@ -117,6 +118,5 @@ extern "C" __global__ void __launch_bounds__(256, 2) symmem_pull(const __grid_co
   // Whoever has come here has loaded and stored everything: what is behind this launch may read what others stored, and write to what they loaded.
   if (!ranks.barrier<true>(kPullDone, epoch)) return;
   startNext();
-  if (p.chunks != 0 && threadIdx.x == 0) storeRelaxed(ranks.record + kPullRounds, base + (p.chunks + gridDim.x - 1) / gridDim.x + 1);
   ranks.close(epoch);
 }

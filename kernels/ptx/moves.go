@@ -140,8 +140,8 @@ func ScatterWhole(dtype string, op, world int, toRoot, hopper bool) (Kernel, boo
 	return scatterOfVectors("whole", dtype, op, world, hopper)
 }
 
-// ScatterFlow finds the kernel that takes the place of ScatterWhole's for a reduce-scatter of long shares, and whether there is one: wherever that has one. It takes
-// PushParams, of which Slot is ScatterSpan of OneShotPush, has blocks of whole warps and at most 256 threads, at least two of them, and a workspace of
+// ScatterFlow finds the kernel that takes the place of ScatterWhole's for a reduce-scatter of long shares, or a long reduce, and whether there is one: wherever that has one. It takes
+// PushParams, of which Slot is ScatterSpan of OneShotPush for a share and Shard the root, or the number of ranks of a reduce-scatter. Out is root's on every rank then, and Vectors the message's. It has blocks of whole warps and at most 256 threads, at least two of them, and a workspace of
 // ScatterFlowBytes.
 func ScatterFlow(dtype string, op, world int, hopper bool) (Kernel, bool) {
 	k, ok := scatterOfVectors("flow", dtype, op, world, hopper)

@@ -95,6 +95,27 @@ func TestMovesOfTables(t *testing.T) {
 	}
 }
 
+// TestOneShotOfTables: who asks for the one-shot forms gets none by lines for a large message, for which there would have to be room several times, and which take several times as long.
+func TestOneShotOfTables(t *testing.T) {
+	oneShot := func(s *tuning.Step) bool { return s.Form == "one_shot_ll" || s.Form == "one_shot_push" || s.Form == "one_shot_pull" }
+	for _, device := range []string{"NVIDIA H200", "NVIDIA H100 80GB HBM3"} {
+		set := &tuning.Set{Tables: []*tuning.Table{tuning.Shipped(device, "")}}
+		for size := 2; size <= 12; size++ {
+			for _, collective := range moves {
+				for _, dtype := range []string{"bf16", "i32", "u8"} {
+					step, ok := set.Choose(collective, size, dtype, 1<<30, false, oneShot)
+					require.True(t, ok)
+					want := []string{"one_shot_push", "one_shot_pull"} // of what only moves both do without
+					if collective == tuning.Reduce || collective == tuning.ReduceScatter {
+						want = want[1:]
+					}
+					require.Contains(t, want, step.Form, "%s: %s of %s between %d ranks", device, collective, dtype, size)
+				}
+			}
+		}
+	}
+}
+
 // TestShippedTables: without multicast, the tables that come with this package take what the constants took that were in the code before: for every all-reduce, world, dtype and
 // size, and every collective on the host. So nobody's program became slower by the tables themselves. Where more was measured since, that counts.
 func TestShippedTables(t *testing.T) {

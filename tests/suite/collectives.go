@@ -40,6 +40,7 @@ func collectiveCases(kind device.Kind, backend string) []Case {
 			}
 			add("every_count", everyCountCollective)
 			add("large", largeCollective)
+			add("large_vectors", largeVectorsCollective)
 			add("delayed", delayedCollective)
 			add("replay_100", replayCollective, "graphs")
 			add("overtaken", overtakenCollective)
@@ -497,6 +498,38 @@ func largeCollective(ctx context.Context, e *Env, c collect) error {
 			return err
 		}
 		if err := errors.Join(o.run(ctx), o.Close(ctx)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// largeVectorsCollective runs a message of whole vectors of 16 bytes, for which GPUs have kernels of their own: on real ones as many that every block has several chunks, and a
+// rank several of what it passes on or combines for another. Lines, which have room for all of it twice, stay short.
+func largeVectorsCollective(ctx context.Context, e *Env, c collect) error {
+	w := int64(e.R.WorldSize())
+	c.dtype, c.n = tensor.Float32, 1<<13*w
+	if e.R.Device().Kind() == device.CUDA && !e.Simulated && c.algorithm != kernels.OneShotLL {
+		c.n = 6 << 20
+	}
+	vectors := 4 * w // elements
+	c.n = c.n / vectors * vectors
+	if c.what == allGather || c.what == allToAll { // of which n is a piece
+		c.n = c.n / w / 4 * 4
+	}
+	for _, c.root = range []int{0, int(w) - 1}[:min(w, 2)] {
+		if c.inPlace = c.root > 0 && c.canBeInPlace(); c.root > 0 && e.Short && c.what != broadcast && c.what != reduce {
+			continue
+		}
+		in, out := c.elements(int(w))
+		err := onPair(ctx, e, c.dtype, max(in, out)+guardElements, func(first, second tensor.SymmetricTensor) error {
+			o, err := c.on(e, first, second, 0)
+			if err != nil {
+				return err
+			}
+			return errors.Join(o.fill(), o.run(ctx))
+		})
+		if err != nil {
 			return err
 		}
 	}
