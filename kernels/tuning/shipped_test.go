@@ -97,7 +97,9 @@ func TestMovesOfTables(t *testing.T) {
 
 // TestOneShotOfTables: who asks for the one-shot forms gets none by lines for a large message, for which there would have to be room several times, and which take several times as long.
 func TestOneShotOfTables(t *testing.T) {
-	oneShot := func(s *tuning.Step) bool { return s.Form == "one_shot_ll" || s.Form == "one_shot_push" || s.Form == "one_shot_pull" }
+	oneShot := func(s *tuning.Step) bool {
+		return s.Form == "one_shot_ll" || s.Form == "one_shot_push" || s.Form == "one_shot_pull"
+	}
 	for _, device := range []string{"NVIDIA H200", "NVIDIA H100 80GB HBM3"} {
 		set := &tuning.Set{Tables: []*tuning.Table{tuning.Shipped(device, "")}}
 		for size := 2; size <= 12; size++ {
