@@ -331,8 +331,10 @@ func (j wholeJob) gaveUp(w *crew) error {
 			peer = j.root
 		}
 		f := ptx.DecodeFault(binary.LittleEndian.Uint64(w.words[r][16:]))
-		if j.chunks() && (j.stop || j.what == toRootInChunks && r == j.root) && int(f.Peer) != r && int(f.Peer) < j.ranks {
-			peer = int(f.Peer) // which has not stored yet when the host ends it, or has given up on the one that is missing before it had combined for root
+		// Root waits for all that combine for it, and who has no share finds only in the next launch that others have given up.
+		indirect := j.what == toRootInChunks && (r == j.root || (r-j.root-1+j.ranks)%j.ranks*j.share() >= j.vectors)
+		if j.chunks() && (j.stop || indirect) && int(f.Peer) != r && int(f.Peer) < j.ranks {
+			peer = int(f.Peer) // which has not stored yet when the host ends it
 		}
 		if f.Why != why || f.Kernel != kernel || int(f.Peer) != peer || binary.LittleEndian.Uint32(w.words[r]) != 1 {
 			return fmt.Errorf("rank %d: fault %+v, not of peer %d", r, f, peer)

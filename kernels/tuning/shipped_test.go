@@ -36,8 +36,6 @@ func measuredSince(device, collective, dtype string, size int, bytes int64, whol
 		return tuning.Flow, true
 	case size == 4 && floats && whole && bytes > 192<<10 && bytes <= 320<<10:
 		return "two_shot_push", true
-	case size == 4 && !h100 && dtype == "i32" && bytes > 384<<10 && bytes <= 768<<10:
-		return "one_shot_pull", true
 	}
 	return "", false
 }
