@@ -66,7 +66,7 @@ func (b *broadcast) spec(s *collective.Spec) {
 	}
 	size, bytes := b.in.WorldSize(), b.in.Bytes()
 	two := b.algorithm == TwoShotPull || b.algorithm == TwoShotPush || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= viaAllBytes(b.in.Device().Kind(), b.far())
-	v := &movement{maker: b.maker, pattern: ptx.Broadcast, root: b.root}
+	v := &movement{maker: b.maker, pattern: ptx.Broadcast, root: b.root, passesOn: b.passesOn()}
 	if !two {
 		v.phases = []phase{b.whole}
 	} else {
@@ -99,11 +99,14 @@ func (b *broadcast) gather(from, to int) piece {
 	return b.shard(from)
 }
 
+// passesOn reports whether ranks pass each chunk of a shard on as it comes. Between two there is nobody to pass it on to.
+func (b *broadcast) passesOn() bool { return b.algorithm == TwoShotPush && b.in.WorldSize() > 2 }
+
 // shard is one of equal shards, cut at whole cache lines. Where one phase is over before the next, root has one too. Where chunks are passed on as they come, it has none, so
 // that the message leaves it once.
 func (b *broadcast) shard(rank int) piece {
 	n, shards, i := b.in.Bytes(), b.in.WorldSize(), rank
-	if b.algorithm == TwoShotPush && shards > 2 {
+	if b.passesOn() {
 		if rank == b.root {
 			return piece{}
 		}

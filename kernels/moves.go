@@ -19,6 +19,8 @@ type movement struct {
 	pattern ptx.Pattern // of the one phase, or of both together
 	root    int         // of a broadcast
 	shares  int64       // elements that are shared out between the ranks; 0 if none are
+	// passesOn says that what is root's in the first phase goes on in the second chunk by chunk. Both are stores.
+	passesOn bool
 }
 
 // phase says what rank to has from rank from.

@@ -10,8 +10,8 @@ import (
 )
 
 // onCUDA makes the spec that of the kernel that copies pieces between barriers, loading them from the ranks that have them or storing them to those
-// that are to have them: the same kernel, with another list. Stores use the links better, so that is for large messages. Where there are two lists, each chunk that has come by
-// the first is passed on at once.
+// that are to have them: the same kernel, with another list. Stores use the links better, so that is for large messages. Where ranks pass on what they
+// get, they do it chunk by chunk.
 func (v *movement) onCUDA(s *collective.Spec) {
 	s.Program = nil
 	kernel := ptx.Pull(ptx.Hopper(v.in.Device()))
@@ -52,14 +52,14 @@ func (v *movement) pieces(at *collective.Addresses) ptx.Pieces {
 				From: uint64(m.from), To: uint64(m.to), Bytes: uint64(m.bytes),
 				Turn: uint32(int64(m.turn) * chunksOf(m.bytes) % int64(at.Blocks())), Peer: uint32(m.peer),
 			}
-			if i > 0 && v.stores() {
+			if i > 0 && v.passesOn {
 				c.Peer = uint32(v.root)
 			}
 			phases[i] = append(phases[i], c)
 		}
 	}
 	p := pulled(at, phases[:len(v.phases)]...)
-	if len(v.phases) > 1 && v.stores() && at.WorldSize() > 2 { // between two nothing is passed on
+	if v.passesOn {
 		p.Chunks = uint32(chunksOf(v.longest()))
 	}
 	return p

@@ -66,7 +66,7 @@ func (r *reduction) byPush(s *collective.Spec) {
 				p := newPushParams(at, span)
 				p.In, p.Out, p.Vectors, p.Shard, p.Op = uint64(r.in.Ptr()), uint64(r.out.Ptr()), uint32(vectors), uint32(root), uint32(r.op)
 				if flow && !r.scatter {
-					p.Out = r.rootOut(at)
+					p.Out = uint64(at.Tensor(r.specOut(), root))
 				}
 				return []any{p.Bytes()}
 			}
@@ -83,14 +83,6 @@ func (r *reduction) inChunks() bool {
 	}
 	size := r.in.WorldSize()
 	return size > 2 && r.in.Bytes() >= rootFlowLeastBytes(size)
-}
-
-// rootOut is the address of root's output.
-func (r *reduction) rootOut(at *collective.Addresses) uint64 {
-	if r.inPlace() {
-		return uint64(at.Tensor(specIn, r.root))
-	}
-	return uint64(at.Tensor(specOut, r.root))
 }
 
 // shareBytes is the size of the largest share.

@@ -2246,7 +2246,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/reduce_push.go", why: "what is combined in chunks goes to the rank's own output and not to root's", tests: []stage{{"kernels", "TestScatterInChunks", usual}},
-		old: "\t\t\t\tif flow && !r.scatter {\n\t\t\t\t\tp.Out = r.rootOut(at)\n\t\t\t\t}\n",
+		old: "\t\t\t\tif flow && !r.scatter {\n\t\t\t\t\tp.Out = uint64(at.Tensor(r.specOut(), root))\n\t\t\t\t}\n",
 		new: "",
 	},
 	{
