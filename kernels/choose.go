@@ -69,6 +69,15 @@ func localGeometry(n int64, multiprocessors int) launchGeometry {
 	return g
 }
 
+// allReducePushGeometry is pushGeometry for an all-reduce. In one shot it has no more blocks than have work, but for the least between two ranks, where 32 are faster.
+func allReducePushGeometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometry {
+	g := pushGeometry(a, bytes, size, multiprocessors)
+	if a == OneShotPush && (size > 2 || bytes >= 4<<10) {
+		g.blocks = int(min(max((bytes/16+int64(g.threads)-1)/int64(g.threads), 4), int64(g.blocks)))
+	}
+	return g
+}
+
 // pushGeometry is geometry for the kernels of OneShotPush and TwoShotPush that take whole vectors. At least 32 blocks are faster than
 // fewer, however little there is to do.
 func pushGeometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometry {
@@ -93,14 +102,21 @@ func pushGeometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeo
 	return g
 }
 
-// flowThreads is how many threads a block of a reduce-scatter, or reduce, in chunks has.
-const flowThreads = 256
+// flowThreads is how many threads a block of a reduce-scatter, or reduce, in chunks has, for shares of bytes: half as many where a block has few chunks, since
+// the first and the last of them cross the links alone.
+func flowThreads(bytes int64, size int) int {
+	if size > 2 && ptx.ScatterFlowChunks(bytes, size, 256) < 640 {
+		return 128
+	}
+	return 256
+}
 
 // flowGeometry is the launch of a reduce-scatter, or reduce, in chunks, for shares of bytes: a block a multiprocessor, of which half store and half combine, but no more
 // than have a chunk. Twice as many are no faster.
-func flowGeometry(bytes int64, multiprocessors int) launchGeometry {
-	pairs := min(max(ptx.ScatterFlowChunks(bytes, flowThreads), 1), int64(max(multiprocessors/2, 1)))
-	return launchGeometry{blocks: 2 * int(pairs), threads: flowThreads}
+func flowGeometry(bytes int64, size, multiprocessors int) launchGeometry {
+	threads := flowThreads(bytes, size)
+	pairs := min(max(ptx.ScatterFlowChunks(bytes, size, threads), 1), int64(max(multiprocessors/2, 1)))
+	return launchGeometry{blocks: 2 * int(pairs), threads: threads}
 }
 
 // wholeMostBytes is the longest piece that the kernels for pieces of whole vectors take: as far as they were measured, and faster than those for any

@@ -61,7 +61,7 @@ func (a *allReduce) onCUDA(s *collective.Spec) {
 		Fit: func(multiprocessors int) (blocks, threads int) {
 			g := geometry(a.algorithm, bytes, a.lap, size, multiprocessors)
 			if whole {
-				g = pushGeometry(a.algorithm, bytes, size, multiprocessors)
+				g = allReducePushGeometry(a.algorithm, bytes, size, multiprocessors)
 			}
 			g = g.atMost(a.maxBlocks)
 			return g.blocks, g.threads
@@ -112,8 +112,8 @@ func (a *allReduce) whole(form ptx.Form) bool {
 func newPushParams(at *collective.Addresses, slot int64) ptx.PushParams {
 	c := at.Comm()
 	p := ptx.PushParams{Records: c.Workspace[at.Rank()], Dead: c.Dead, Slot: uint32(slot / 16), Rank: c.Rank, Fault: c.Fault, Stop: c.Stop, Timeout: c.Timeout}
-	for r := range at.WorldSize() {
-		p.Data = append(p.Data, uint64(at.Workspace(r)))
+	for k := range at.WorldSize() {
+		p.Data = append(p.Data, uint64(at.Workspace((at.Rank()+k)%at.WorldSize())))
 	}
 	return p
 }

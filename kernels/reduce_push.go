@@ -46,7 +46,7 @@ func (r *reduction) byPush(s *collective.Spec) {
 	span := ptx.ScatterSpan(form, share)
 	s.Workspace = 2 * int64(size) * span
 	if flow {
-		s.Workspace = ptx.ScatterFlowBytes(share, size, flowThreads)
+		s.Workspace = ptx.ScatterFlowBytes(share, size, flowThreads(share, size))
 	}
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, EarlyEpoch: whole && !flow && r.scatter,
@@ -54,7 +54,7 @@ func (r *reduction) byPush(s *collective.Spec) {
 			g := geometry(r.algorithm, share, 0, size, multiprocessors)
 			switch {
 			case flow:
-				g = flowGeometry(share, multiprocessors)
+				g = flowGeometry(share, size, multiprocessors)
 			case whole:
 				g = pushGeometry(r.algorithm, share, size, multiprocessors)
 			}

@@ -219,7 +219,7 @@ func TestWholeMovesTold(t *testing.T) {
 // TestRoomForFlags: a reduce-scatter in chunks has a workspace with a flag for each chunk of each writer, and the ranks compare that it goes in chunks.
 func TestRoomForFlags(t *testing.T) {
 	inChunksFrom(t, 16)
-	const share = 3<<15 + 16 // bytes: four chunks, the last of one vector
+	const share = 3<<13 + 16 // bytes: four chunks of blocks of 128 threads, the last of one vector
 	onSimulated(t, 3, func(ctx context.Context, _ *simDevice, m *memory.Memory) error {
 		x, err := mapped(ctx, m, 4*share/4)
 		if err != nil {

@@ -241,8 +241,8 @@ func newManyWorldIn(tb testing.TB, memory *Memory, above uint64, j manyJob) *man
 				push := ptx.PushParams{
 					Records: p.Workspace[r], Dead: p.Dead, Slot: uint32(w.span / 16), Rank: p.Rank, Op: p.Op, Fault: p.Fault, Stop: p.Stop, Timeout: p.Timeout,
 				}
-				for q := range j.ranks {
-					push.Data = append(push.Data, p.Workspace[q]+uint64(control))
+				for k := range j.ranks {
+					push.Data = append(push.Data, p.Workspace[(r+k)%j.ranks]+uint64(control))
 				}
 				first = push.Bytes()
 				together := j.threads

@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -99,6 +100,39 @@ func TestSchedules(t *testing.T) {
 					return exchange(t, 3, uint32(seed/2%2)*ptx.Atomics, seed/4%2 == 1, Config{Seed: seed, Weak: seed%2 == 0, Turn: int(8 + seed%2*100), Schedule: s.of(seed), Hangs: true, MaxSteps: 1 << 27}, nil)
 				})
 			})
+		})
+	}
+}
+
+// TestStartsNext: two plans in two shots between three ranks, whose blocks get lines from blocks of other numbers, end whichever comes first where, on devices that hold no more than
+// both: the next launch of one takes room when all threads of this one have had theirs. If it did when the first have, it would now and then have room that others wait for.
+func TestStartsNext(t *testing.T) {
+	for _, c := range []struct{ vectors, blocks int }{{17, 2}, {192, 4}, {24, 4}} {
+		t.Run(fmt.Sprintf("vectors=%d/blocks=%d", c.vectors, c.blocks), func(t *testing.T) {
+			j := job{form: ptx.TwoShotPush, dtype: "f32", op: ptx.Sum, ranks: 3, count: 4 * c.vectors, hopper: true, epochs: 3, blocks: c.blocks, threads: 64, twice: true, exact: true}
+			k, whole := j.whole()
+			require.True(t, whole)
+			run := func(seed uint64) error {
+				s := schedules[seed%uint64(len(schedules))]
+				_, err := j.run(t, Config{Seed: seed, Turn: int(8 + seed%2*100), Schedule: s.of(seed), MaxSteps: 1 << 27})
+				return err
+			}
+			eachSeed(t, seedsOr(10, 60), run)
+			if c.vectors != 17 {
+				return
+			}
+			lines := slices.Clone(moduleOf(t, k.File).lines)
+			at := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, ".visible .entry "+k.Name+"(") })
+			at += slices.IndexFunc(lines[at:], func(l string) bool { return strings.HasPrefix(l, "griddepcontrol.launch_dependents") })
+			require.Equal(t, "bar.sync 0;", lines[at-1])
+			lines[at-1] = ""
+			module := parse(t, k.File, strings.Join(lines, "\n"))
+			j.replace = func(*Module) *Module { return module }
+			var err error
+			for seed := uint64(0); err == nil && seed < 200; seed++ {
+				err = run(seed)
+			}
+			hangOf(t, err)
 		})
 	}
 }

@@ -350,8 +350,8 @@ func (j wholeJob) gaveUp(w *crew) error {
 func (w *crew) push(rank int, slot int64) ptx.PushParams {
 	c := w.comm(rank)
 	p := ptx.PushParams{Records: c.Workspace[rank], Dead: c.Dead, Slot: uint32(slot / 16), Rank: c.Rank, Fault: c.Fault, Stop: c.Stop, Timeout: c.Timeout}
-	for r := range w.ranks {
-		p.Data = append(p.Data, c.Workspace[r]+uint64(ptx.ControlBytes(w.blocks, w.ranks)))
+	for k := range w.ranks {
+		p.Data = append(p.Data, c.Workspace[(rank+k)%w.ranks]+uint64(ptx.ControlBytes(w.blocks, w.ranks)))
 	}
 	return p
 }

@@ -396,8 +396,8 @@ func (w *world) bytes(epoch, rank int) []byte {
 		In: p.In[rank], Out: p.Out[rank], Records: p.Workspace[rank], Dead: p.Dead, Vectors: uint32(w.job.count * widths[w.job.dtype] / 16), Shard: uint32(p.Shard),
 		Slot: uint32(p.Span / 16), Rank: p.Rank, Op: p.Op, Fault: p.Fault, Stop: p.Stop, Timeout: p.Timeout,
 	}
-	for _, at := range w.channels {
-		push.Data = append(push.Data, at+uint64(w.layout.ControlBytes()))
+	for k := range w.channels {
+		push.Data = append(push.Data, w.channels[(rank+k)%len(w.channels)]+uint64(w.layout.ControlBytes()))
 	}
 	return push.Bytes()
 }

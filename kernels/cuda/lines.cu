@@ -96,7 +96,7 @@ template <class T> SYMMEM_DEVICE void copyOwn(const Lines &p) {
 extern "C" __global__ void __launch_bounds__(512) symmem_lines(const __grid_constant__ Comm c, const __grid_constant__ Lines p) {
   Ranks<> ranks(c, kKindLines);
   u32 epoch;
-  if (!ranks.begin(epoch)) return;
+  if (!ranks.begin(epoch, p.table, p.sends)) return;
   const u32 flag = lineFlag(epoch);
   const u64 buffer = (epoch & 1) * p.span;
   if (p.awaits) {

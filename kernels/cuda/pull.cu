@@ -101,7 +101,7 @@ SYMMEM_DEVICE bool pass(const Pieces &p, Ranks<> &ranks, u32 base) {
 extern "C" __global__ void __launch_bounds__(256, 2) symmem_pull(const __grid_constant__ Comm c, const __grid_constant__ Pieces p) {
   Ranks<> ranks(c, kKindPull);
   u32 epoch;
-  if (!ranks.begin(epoch)) return;
+  if (!ranks.begin(epoch, p.table, p.inlined[1].from, p.inlined[3].from)) return;
   if (!ranks.barrier<false>(kPullReady, epoch)) return; // inputs are there, and outputs free
   if (p.chunks != 0) {
     const u32 base = loadRelaxed(ranks.record + kPullRounds);

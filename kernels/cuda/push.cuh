@@ -8,7 +8,7 @@
 // PushParams is the parameter, by value. Every rank's message begins at a multiple of 16.
 template <int W> struct PushParams {
   u64 in, out;  // this rank's
-  u64 data[W];  // every rank's message buffers, by rank, as Layout has them for the form
+  u64 data[W];  // every rank's message buffers, as Layout has them for the form: this rank's, and then those of the ranks behind it
   u64 records;  // this rank's records, one a block. See symmem.cuh
   u64 dead;     // as in Params
   u32 vectors;  // of 16 bytes, below 2^30
@@ -55,6 +55,8 @@ template <int W> struct Push {
     const u32 r = p.rank + k;
     return r >= W ? r - W : r;
   }
+  // data is where rank r's buffers are. Those of the k-th rank behind this one are p.data[k]: an address that is known when compiling.
+  SYMMEM_DEVICE u64 data(u32 r) const { return p.data[r < p.rank ? r + W - p.rank : r - p.rank]; }
   // again is as in Ranks.
   SYMMEM_DEVICE bool again(u32 peer) {
     if (++polls % kPollsPerCheck == 0) {
@@ -96,41 +98,42 @@ template <class T, class Op, int W> SYMMEM_DEVICE void sumLines(const Op &op, co
   for (u32 r = 0; r < W; r++) storeWeak(at + r * slot, Words<4>{});
 }
 
-// takeSums stores what the lines of all ranks in the slots at `mine` make, of the vectors from begin on.
+// takeSums stores what the lines of all ranks in the slots at `mine` make, of the vectors from begin on. A thread that has had lines of all ranks lets the next
+// launch begin, at once, since what stands behind the last store is what the launch after waits for.
 template <class T, class Op, int W> SYMMEM_DEVICE void takeSums(Push<W> &f, const Op &op, u32 begin, u32 step, u64 slot, u64 mine) {
   for (u32 v = begin; v < f.p.vectors; v += step) {
     const u64 at = mine + v * 16ull;
     Words<4> x[W];
     awaitLines(f, at, slot, x);
     if (!f.ok) break;
+    if (v == begin) startNext();
     sumLines<T>(op, x, at, slot, f.p.out + v * 16ull);
   }
 }
 
 // oneshotPushWhole is oneshotPush. The rank's own lines go through its own slot, so that all are alike and the input is read once. Warps are
-// dealt to the blocks in turn, so that none has nothing to do. A thread that has had lines, and all of them, lets the next launch begin: every
+// dealt to the blocks in turn, so that none has nothing to do. A thread that has had lines of all ranks lets the next launch begin: every
 // rank's block of its number is at work then, so that the other threads' lines come, whatever room the next launch takes.
 template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPushWhole(const PushParams<W> &p) {
   Push<W> f(p, kKindOneshotPush);
   const u32 begin = (blockIdx.x + gridDim.x * (threadIdx.x / 32)) * 32 + threadIdx.x % 32, step = gridDim.x * blockDim.x;
   const Op op{p.op};
-  const u64 slot = p.slot * 16ull;
-  awaitPrevious();
-  const u32 epoch = loadRelaxed(f.record()) + 1;
+  const u64 slot = p.slot * 16ull, odd = W * slot, place = p.rank * slot, record = f.record(), from = p.in + begin * 16ull;
+  awaitPrevious(p.vectors, p.op, record, from, odd, place);
+  const u32 epoch = loadRelaxed(record) + 1;
   const u32 dead = loadRelaxed(p.dead);
   Words<4> own = {};
-  if (begin < p.vectors) own = loadWeak(p.in + begin * 16ull, Words<4>()); // all three are under way at once
+  if (begin < p.vectors) own = loadWeak(from, Words<4>()); // all three are under way at once
   if (dead != 0) return;
-  const u64 buffer = (epoch & 1) * W * slot, to = buffer + p.rank * slot;
+  const u64 buffer = epoch & 1 ? odd : 0, to = buffer + place;
   for (u32 v = begin; v < p.vectors; v += step) {
     if (v != begin) own = loadWeak(p.in + v * 16ull, Words<4>());
     const Words<4> line = seal(own);
 #pragma unroll
-    for (u32 k = 0; k < W; k++) storeStrong(p.data[f.peer(k)] + to + v * 16ull, line);
+    for (u32 k = 1; k <= W; k++) storeStrong(p.data[k % W] + to + v * 16ull, line);
   }
   f.close(epoch);
-  takeSums<T>(f, op, begin, step, slot, p.data[p.rank] + buffer);
-  if (begin < p.vectors) startNext();
+  takeSums<T>(f, op, begin, step, slot, p.data[0] + buffer);
 }
 
 // manyPushWhole is oneshotPushWhole over a list of tensors that are all whole vectors; of PushParams, in, out and vectors are not used. So many threads as
@@ -143,24 +146,24 @@ template <class T, class Op, int W> SYMMEM_DEVICE void manyPushWhole(const PushP
   Push<W> f(p, kKindMany);
   const Op op{p.op};
   const u64 slot = p.slot * 16ull;
-  awaitPrevious();
+  awaitPrevious(p.in, p.vectors, p.op);
   const u32 epoch = loadRelaxed(f.record()) + 1;
   const u32 dead = loadRelaxed(p.dead);
   Words<4> own = {};
   if (thread < begin.vectors) own = loadWeak(begin.in + thread * 16ull, Words<4>()); // all three are under way at once
   if (dead != 0) return;
-  const u64 buffer = (epoch & 1) * W * slot, to = buffer + p.rank * slot;
+  const u64 buffer = epoch & 1 ? W * slot : 0, to = buffer + p.rank * slot;
   for (u32 i = first; i < m.count; i += step) {
     const WholeStretch t = i == first ? begin : wholeStretchAt(m, i);
     for (u32 v = thread; v < t.vectors; v += together) {
       if (i != first || v != thread) own = loadWeak(t.in + v * 16ull, Words<4>());
       const Words<4> line = seal(own);
 #pragma unroll
-      for (u32 k = 0; k < W; k++) storeStrong(p.data[f.peer(k)] + to + (t.line + v) * 16ull, line);
+      for (u32 k = 1; k <= W; k++) storeStrong(p.data[k % W] + to + (t.line + v) * 16ull, line);
     }
   }
   f.close(epoch);
-  const u64 mine = p.data[p.rank] + buffer;
+  const u64 mine = p.data[0] + buffer;
   bool had = false; // a line from every rank, whose blocks of this number are at work then
   for (u32 i = first; i < m.count && f.ok; i += step) {
     const WholeStretch t = i == first ? begin : wholeStretchAt(m, i);
@@ -169,11 +172,11 @@ template <class T, class Op, int W> SYMMEM_DEVICE void manyPushWhole(const PushP
       Words<4> x[W];
       awaitLines(f, at, slot, x);
       if (!f.ok) break;
-      sumLines<T>(op, x, at, slot, t.out + v * 16ull);
+      if (!had) startNext();
       had = true;
+      sumLines<T>(op, x, at, slot, t.out + v * 16ull);
     }
   }
-  if (had) startNext();
 }
 
 // Some is a number that is known when compiling, for a parameter of a lambda.
@@ -198,9 +201,9 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPushWhole(const Pu
   Words<4> own = {};
   if (begin < theirs) own = loadWeak(source + begin * 16ull, Words<4>()); // all three are under way at once
   if (dead != 0) return;
-  const u64 inputs = (epoch & 1) * 2 * W * slot, results = inputs + W * slot, mine = p.data[p.rank];
+  const u64 inputs = (epoch & 1) * 2 * W * slot, results = inputs + W * slot, mine = p.data[0];
 
-  const u64 to = p.data[q] + inputs + p.rank * slot;
+  const u64 to = f.data(q) + inputs + p.rank * slot;
   u32 i = begin;
   if (i < theirs) storeStrong(to + i * 16ull, seal(own)), i += step;
   for (; i + (U - 1) * step < theirs; i += U * step) {
@@ -251,7 +254,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPushWhole(const Pu
       }
       const Words<4> line = seal(a.template result<W>(op, W));
 #pragma unroll
-      for (u32 k = 1; k < W; k++) storeStrong(p.data[f.peer(k)] + results + p.rank * slot + at, line);
+      for (u32 k = 1; k < W; k++) storeStrong(p.data[k] + results + p.rank * slot + at, line);
       storeWeak(p.out + p.rank * p.shard * 16ull + at, unseal(line));
 #pragma unroll
       for (u32 r = 0; r < W; r++)
@@ -289,7 +292,13 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPushWhole(const Pu
     for (; i + step < theirs && f.ok; i += 2 * step) takeSome(Some<2>(), i);
 #pragma unroll 1
   for (; i < theirs && f.ok; i += step) takeSome(Some<1>(), i);
-  // Between two ranks a thread that has had lines knows that the other's block of this number is at work, as in one-shot. Between more the
-  // lines of a block come from blocks of other numbers: so the next launch waits until the blocks have ended.
-  if (W == 2 && begin < theirs) startNext();
+  // The next launch takes room, which another rank's block may need that this one waits for; and the first thread that lets it begin counts for its block. Between two ranks a thread that
+  // has had lines knows that the other's block of its number is at work, as in one-shot. Between more the lines of a block come from blocks of other numbers: so no
+  // thread may wait any more.
+  if constexpr (W == 2) {
+    if (begin < theirs) startNext();
+  } else {
+    __syncthreads();
+    startNext();
+  }
 }

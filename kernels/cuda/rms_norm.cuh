@@ -185,7 +185,7 @@ template <int W, u32 B> SYMMEM_DEVICE void collectLines(Ranks<W> &f, u64 at, u64
 // its own slot.
 template <class T, int W> SYMMEM_DEVICE void normOneshotPush(const Comm &c, const Norm &n) {
   Ranks<W> f(c, kKindRMSNorm);
-  awaitPrevious();
+  awaitPrevious(c.rank, c.workspace[0], n.in, n.rows);
   const u32 vectors = n.columns / (16 / T::width), tid = threadIdx.x, threads = blockDim.x;
   Words<4> x[kKept];
   auto load = [&](u32 row) {
@@ -235,7 +235,7 @@ SYMMEM_DEVICE u32 mineOf(const Norm &n) { return n.rows > blockIdx.x ? (n.rows -
 // then does all rows, with its own residual.
 template <class T, int W> SYMMEM_DEVICE void normTwoshotPush(const Comm &c, const Norm &n) {
   Ranks<W> f(c, kKindRMSNorm);
-  awaitPrevious();
+  awaitPrevious(c.rank, c.workspace[0], n.in, n.rows);
   const bool alive = f.alive();
   const u32 epoch = f.open(), world = f.world(), rank = f.rank();
   if (!__syncthreads_and(alive)) return;
@@ -294,7 +294,7 @@ template <class T, int W> SYMMEM_DEVICE void normTwoshotPush(const Comm &c, cons
 template <class T> SYMMEM_DEVICE void normTwoshotPull(const Comm &c, const Norm &n) {
   Ranks<> f(c, kKindRMSNorm);
   u32 epoch;
-  if (!f.begin(epoch)) return;
+  if (!f.begin(epoch, n.in, n.rows)) return;
   if (!f.template barrier<false>(kFlagStart, epoch)) return;
   const u32 vectors = n.columns / (16 / T::width), world = f.world(), rank = f.rank();
   const u32 low = rank * n.shard, wide = low >= vectors ? 0 : vectors - low < n.shard ? vectors - low : n.shard;
@@ -327,7 +327,7 @@ template <class T> SYMMEM_DEVICE void normTwoshotPull(const Comm &c, const Norm 
 
 // normLocal is what comes behind the sum.
 template <class T> SYMMEM_DEVICE void normLocal(const Norm &n) {
-  awaitPrevious();
+  awaitPrevious(n.in, n.rows);
   const u32 vectors = n.columns / (16 / T::width);
   for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x)
     normRow<T>(

@@ -109,7 +109,7 @@ SYMMEM_DEVICE void startBesides(const Params &p) {
 
 extern "C" __global__ void symmem_signal(const __grid_constant__ Params p) {
   Waiting w(p, kKindSignal);
-  awaitPrevious();
+  awaitPrevious(p.workspace[0], p.table, p.dead, p.rank);
   startBesides(p);
   if (threadIdx.x != 0 || !w.alive()) return;
   signal(w, p.peer);
@@ -120,7 +120,7 @@ extern "C" __global__ void symmem_signal(const __grid_constant__ Params p) {
 // peer. It is for few bytes: a copy of the device's and a launch behind it take longer to begin than these do to move.
 extern "C" __global__ void __launch_bounds__(1024) symmem_put_signal(const __grid_constant__ Params p) {
   Waiting w(p, kKindSignal);
-  awaitPrevious();
+  awaitPrevious(p.workspace[0], p.table, p.dead, p.rank);
   startBesides(p);
   copyChunk(p.out[0], p.in[0], p.count);
   __syncthreads();

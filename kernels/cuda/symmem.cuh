@@ -211,8 +211,14 @@ static SYMMEM_DEVICE u64 globalTimer() {
 // awaitPrevious waits for the work before this launch in its stream, whose writes are then visible. startNext lets the launch after it
 // begin to start, when all blocks have called it or ended: call it when the block waits for nobody any more, since what has begun takes room
 // on the device. Without programmatic stream serialization, and below compute capability 9.0, neither does anything.
-static SYMMEM_DEVICE void awaitPrevious() {
+//
+// early are values that are to be there when the wait is over, if you like: addresses of what is loaded first, and a field of each 64 bytes of the kernel's
+// parameters. A launch fetches such a line from memory, some 50 ns, where a field of it is first used, and compilers put that and what is computed from it behind the wait;
+// but what is looked at in front of it is there while others still work.
+template <class... Early> static SYMMEM_DEVICE void awaitPrevious(Early... early) {
 #if __CUDA_ARCH__ >= 900
+  if constexpr (sizeof...(early) > 0)
+    if (((u32)early | ...) == 0) asm volatile("nanosleep.u32 0;");
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
@@ -287,8 +293,9 @@ template <int W = 0, class C = Comm> struct Ranks {
 
   // begin is alive and open, after the work before this launch in its stream: it gives the epoch, and says whether to run at all, to all
   // threads of the block alike. If not, return at once. A Comm of another version is told in the fault word. It waits for no peer. Block.
-  SYMMEM_DEVICE bool begin(u32 &epoch) {
-    awaitPrevious();
+  // early is as in awaitPrevious, of the parameters besides Comm.
+  template <class... Early> SYMMEM_DEVICE bool begin(u32 &epoch, Early... early) {
+    awaitPrevious(comm.rank, comm.workspace[0], comm.workspace[kInline - 1], early...);
     if (comm.version != kVersion) {
       giveUp(comm.dead, comm.fault, (u64)kFaultVersion << 56 | faultWord(comm.rank));
       return ok = false;

@@ -255,6 +255,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotFlow(const Params 
       }
     }
     __syncthreads();
+    if (l == laps + kFlowDelay - 1 && tid == 0) storeRelaxed(f.record + 4, base + laps); // in front of a fence and of the epoch, which the host looks at
     if (tid < world) fenceSystem();
     for (u32 r = tid; r < world; r += threads) {
       if (r == p.rank) continue;
@@ -264,8 +265,5 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotFlow(const Params 
   }
   for (u32 r = tid; r < world; r += threads)
     if (r != p.rank) f.await(kFlagFree, r, base + laps);
-  if (__syncthreads_and(f.ok) && tid == 0) {
-    storeRelaxed(f.record + 4, base + laps);
-    storeRelaxed(f.record, epoch);
-  }
+  if (__syncthreads_and(f.ok) && tid == 0) storeRelaxed(f.record, epoch);
 }

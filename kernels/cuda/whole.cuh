@@ -15,7 +15,7 @@ enum : u32 { kFlagBegun = 0 };
 
 // begun is the address of that flag, of reader's block of this number, which writer sets.
 template <int W> SYMMEM_DEVICE u64 begun(const Push<W> &f, u32 reader, u32 writer, u32 block = blockIdx.x) {
-  return f.p.data[reader] - (gridDim.x - block) * recordBytes(W) + kStateBytes + (kFlagBegun * writers(W) + writer) * 4;
+  return f.data(reader) - (gridDim.x - block) * recordBytes(W) + kStateBytes + (kFlagBegun * writers(W) + writer) * 4;
 }
 
 // first is the first vector that this thread does, and every step behind it another: warps are dealt to the blocks in turn.
@@ -67,21 +67,21 @@ template <bool same, int W> SYMMEM_DEVICE void exchangeWhole(const PushParams<W>
 #pragma unroll
     for (u32 k = 0; k < N; k++) x[k] = loadWeak(p.in + (same ? 0 : f.peer(k) * piece) + v * 16ull, Words<4>());
   };
-  awaitPrevious();
+  awaitPrevious(p.in, p.vectors, p.op);
   const u32 epoch = loadRelaxed(f.record()) + 1;
   const u32 dead = loadRelaxed(p.dead);
   if (begin < p.vectors) load(begin); // all are under way at once
   if (dead != 0) return;
   const u32 flag = lineFlag(epoch);
-  const u64 buffer = (epoch & 1) * W * slot, to = buffer + p.rank * slot;
+  const u64 buffer = epoch & 1 ? W * slot : 0, to = buffer + p.rank * slot;
   for (u32 v = begin; v < p.vectors; v += step) {
     if (v != begin) load(v);
 #pragma unroll
-    for (u32 k = 1; k < W; k++) storeLines(p.data[f.peer(k)] + to + v * 16ull, slot, flag, x[same ? 0 : k]);
+    for (u32 k = 1; k < W; k++) storeLines(p.data[k] + to + v * 16ull, slot, flag, x[same ? 0 : k]);
     if (!same || own != p.in) storeWeak(own + v * 16ull, x[0]); // else in place
   }
   f.close(epoch);
-  const u64 mine = p.data[p.rank] + buffer;
+  const u64 mine = p.data[0] + buffer;
   for (u32 v = begin; v < p.vectors; v += step) {
     Halves y[W][2];
     u32 missing;
@@ -94,10 +94,10 @@ template <bool same, int W> SYMMEM_DEVICE void exchangeWhole(const PushParams<W>
         if (!linesHave(y[k], flag)) missing = f.peer(k);
     } while (missing != p.rank && f.again(missing));
     if (!f.ok) break;
+    if (v == begin) startNext();
 #pragma unroll
     for (u32 k = 1; k < W; k++) storeWeak(p.out + f.peer(k) * piece + v * 16ull, vectorOf(y[k]));
   }
-  if (begin < p.vectors) startNext();
 }
 
 // broadcastWhole gives every rank what the rank p.shard has. Root waits for nobody when it has sent, and lets the next launch begin: that one's blocks
@@ -118,14 +118,14 @@ template <int W> SYMMEM_DEVICE void broadcastWhole(const PushParams<W> &p) {
     for (u32 v = begin; v < p.vectors; v += step) {
       if (v != begin) x = loadWeak(p.in + v * 16ull, Words<4>());
 #pragma unroll
-      for (u32 k = 1; k < W; k++) storeLines(p.data[f.peer(k)] + buffer + v * 16ull, slot, flag, x);
+      for (u32 k = 1; k < W; k++) storeLines(p.data[k] + buffer + v * 16ull, slot, flag, x);
     }
     startNext();
     return;
   }
   if (dead != 0) return;
   if (threadIdx.x == 0) storeRelaxed(begun(f, root, p.rank), epoch);
-  const u64 mine = p.data[p.rank] + buffer;
+  const u64 mine = p.data[0] + buffer;
   for (u32 v = begin; v < p.vectors; v += step) {
     Halves y[2];
     do loadLines(mine + v * 16ull, slot, y);
@@ -137,13 +137,12 @@ template <int W> SYMMEM_DEVICE void broadcastWhole(const PushParams<W> &p) {
   closeTaken(f, epoch);
 }
 
-// takeAll is takeSums of a launch's buffer in this rank's own slots, and lets the next launch begin, as oneshotPushWhole does.
+// takeAll is takeSums of a launch's buffer in this rank's own slots.
 template <class T, class Op, int W> SYMMEM_DEVICE void takeAll(Push<W> &f, u32 epoch) {
   const u32 begin = firstVector(), step = vectorStep();
   const Op op{f.p.op};
-  const u64 slot = f.p.slot * 16ull, mine = f.p.data[f.p.rank] + (epoch & 1) * W * slot;
+  const u64 slot = f.p.slot * 16ull, mine = f.p.data[0] + (epoch & 1 ? W * slot : 0);
   takeSums<T>(f, op, begin, step, slot, mine);
-  if (begin < f.p.vectors) startNext();
 }
 
 // scatterWhole is a reduce-scatter: `vectors` are those of a share. The rank's own lines go through its own slot, as in oneshotPushWhole.
@@ -156,16 +155,16 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterWhole(const PushPa
 #pragma unroll
     for (u32 k = 0; k < W; k++) x[k] = loadWeak(p.in + f.peer(k) * share + v * 16ull, Words<4>());
   };
-  awaitPrevious();
+  awaitPrevious(p.in, p.vectors, p.op);
   const u32 epoch = loadRelaxed(f.record()) + 1;
   const u32 dead = loadRelaxed(p.dead);
   if (begin < p.vectors) load(begin); // all are under way at once
   if (dead != 0) return;
-  const u64 to = ((epoch & 1) * W + p.rank) * slot;
+  const u64 to = (epoch & 1 ? W * slot : 0) + p.rank * slot;
   for (u32 v = begin; v < p.vectors; v += step) {
     if (v != begin) load(v);
 #pragma unroll
-    for (u32 k = 0; k < W; k++) storeStrong(p.data[f.peer(k)] + to + v * 16ull, seal(x[k]));
+    for (u32 k = 1; k <= W; k++) storeStrong(p.data[k % W] + to + v * 16ull, seal(x[k % W]));
   }
   f.close(epoch);
   takeAll<T, Op>(f, epoch);
@@ -176,26 +175,24 @@ template <class T, class Op, int W> SYMMEM_DEVICE void rootWhole(const PushParam
   Push<W> f(p, kKindScatter);
   const u32 begin = firstVector(), step = vectorStep(), root = p.shard;
   const u64 slot = p.slot * 16ull;
-  awaitPrevious();
+  awaitPrevious(p.in, p.vectors, p.op);
   const u32 epoch = loadRelaxed(f.record()) + 1;
   const u32 dead = loadRelaxed(p.dead);
   Words<4> x = {};
   if (begin < p.vectors) x = loadWeak(p.in + begin * 16ull, Words<4>()); // all are under way at once
   if (p.rank != root) {
     if (!mayPush(f, threadIdx.x == root, epoch, dead)) return;
+    startNext();
   } else {
     if (dead != 0) return;
     if (threadIdx.x < W && threadIdx.x != root) storeRelaxed(begun(f, threadIdx.x, root), epoch);
   }
-  const u64 to = p.data[root] + ((epoch & 1) * W + p.rank) * slot;
+  const u64 to = f.data(root) + ((epoch & 1) * W + p.rank) * slot;
   for (u32 v = begin; v < p.vectors; v += step) {
     if (v != begin) x = loadWeak(p.in + v * 16ull, Words<4>());
     storeStrong(to + v * 16ull, seal(x));
   }
-  if (p.rank != root) {
-    startNext();
-    return;
-  }
+  if (p.rank != root) return;
   takeAll<T, Op>(f, epoch);
   closeTaken(f, epoch);
 }
@@ -209,10 +206,11 @@ template <class T, class Op, int W> SYMMEM_DEVICE void rootWhole(const PushParam
 // had of root's input says that root's output is free, and in place that root has read what they store to.
 //
 // The workspace is, of each owner, [W-1] slots of p.slot vectors by writer, the one behind the owner first, and [W-1][chunks] flags likewise.
-enum : u32 { kFlowVectors = 8 }; // of a chunk, for each thread
+// flowVectors is how many of a chunk each thread has: what a block stores between two fences goes to all peers.
+SYMMEM_DEVICE constexpr u32 flowVectors(int world) { return world == 2 ? 8 : world <= 4 ? 4 : 2; }
 
 template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushParams<W> &p) {
-  constexpr u32 V = W == 2 ? 4 : W <= 4 ? 2 : 1; // vectors to combine at a time
+  constexpr u32 F = flowVectors(W), V = W == 2 ? 4 : W <= 4 ? 2 : 1; // vectors to store at a time, and to combine
   Push<W> f(p, kKindScatter);
   const u32 tid = threadIdx.x, threads = blockDim.x;
   // A block that is the only one does both, and the last one of an odd number nothing.
@@ -222,7 +220,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
   const u32 root = p.shard;
   const bool toRoot = root < W;
   const u32 length = toRoot ? (p.vectors + W - 2) / (W - 1) : p.vectors; // of a share, in vectors
-  const u32 chunk = kFlowVectors * threads, chunks = (length + chunk - 1) / chunk;
+  const u32 chunk = F * threads, chunks = (length + chunk - 1) / chunk;
   const u64 slot = p.slot * 16ull, flags = (W - 1) * slot, step = threads * 16ull;
   const Op op{p.op};
   // Where among the writers of owner's slots a rank is, and the peer that this thread waits for or tells, if it does.
@@ -251,25 +249,25 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
 #pragma unroll 1
       for (u32 k = 1; k < W; k++) {
         const u32 q = f.peer(k), n = vectorsOf(q, first);
-        const u64 from = p.in + (begins(q) + first) * 16ull, to = p.data[q] + place(q, p.rank) * slot + first * 16ull;
+        const u64 from = p.in + (begins(q) + first) * 16ull, to = p.data[k] + place(q, p.rank) * slot + first * 16ull;
         if (n < chunk) { // the last one
           for (u32 i = tid; i < n; i += threads) storeWeak(to + i * 16ull, loadWeak(from + i * 16ull, Words<4>()));
           continue;
         }
-        Words<4> x[kFlowVectors]; // without a branch between the loads, or they would wait for each other
+        Words<4> x[F]; // without a branch between the loads, or they would wait for each other
 #pragma unroll
-        for (u32 u = 0; u < kFlowVectors; u++) x[u] = loadWeak(from + tid * 16ull + u * step, Words<4>());
+        for (u32 u = 0; u < F; u++) x[u] = loadWeak(from + tid * 16ull + u * step, Words<4>());
 #pragma unroll
-        for (u32 u = 0; u < kFlowVectors; u++) storeWeak(to + tid * 16ull + u * step, x[u]);
+        for (u32 u = 0; u < F; u++) storeWeak(to + tid * 16ull + u * step, x[u]);
       }
       __syncthreads();
       if (!told || vectorsOf(peer, first) == 0) continue; // the next chunk is under way while the fence waits for this one
       fenceSystem();
-      storeRelaxed(p.data[peer] + flags + (place(peer, p.rank) * chunks + c) * 4ull, flag);
+      storeRelaxed(f.data(peer) + flags + (place(peer, p.rank) * chunks + c) * 4ull, flag);
     }
   }
   if (combines) {
-    const u64 mine = p.data[p.rank], in = p.in + begins(p.rank) * 16ull, out = p.out + (toRoot ? begins(p.rank) * 16ull : 0);
+    const u64 mine = p.data[0], in = p.in + begins(p.rank) * 16ull, out = p.out + (toRoot ? begins(p.rank) * 16ull : 0);
 #pragma unroll 1
     for (u32 c = pair; c < chunks; c += pairs) {
       const u32 first = c * chunk, n = vectorsOf(p.rank, first);
@@ -303,7 +301,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
       }
       Words<4> x[V][W];
 #pragma unroll 1
-      for (u32 u = 0; u < kFlowVectors; u += V) combine((first + tid + u * threads) * 16ull, x);
+      for (u32 u = 0; u < F; u += V) combine((first + tid + u * threads) * 16ull, x);
     }
     __syncthreads();
     if (told) {

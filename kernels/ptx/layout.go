@@ -87,7 +87,7 @@ func (p *Params) Bytes() []byte {
 // Out, Vectors and Shard. Addresses are of the device.
 type PushParams struct {
 	In, Out  uint64   // this rank's; multiples of 16
-	Data     []uint64 // every rank's workspace behind the records, by rank
+	Data     []uint64 // every rank's workspace behind the records: this rank's, and then those of the ranks behind it
 	Records  uint64   // this rank's workspace
 	Dead     uint64   // as in Params
 	Vectors  uint32   // of 16 bytes, less than MaxPushVectors: of the message, or of a piece or share

@@ -151,17 +151,25 @@ func ScatterFlow(dtype string, op, world int, hopper bool) (Kernel, bool) {
 
 // ScatterFlowBytes is the size of the workspace of ScatterFlow's kernel between so many ranks, for shares of bytes by blocks of so many threads.
 func ScatterFlowBytes(bytes int64, world, threads int) int64 {
-	return int64(world-1) * (ScatterSpan(OneShotPush, bytes) + 4*ScatterFlowChunks(bytes, threads))
+	return int64(world-1) * (ScatterSpan(OneShotPush, bytes) + 4*ScatterFlowChunks(bytes, world, threads))
 }
 
 // ScatterFlowChunks is how many chunks a share of bytes has, of which each two blocks of so many threads do every so many-th.
-func ScatterFlowChunks(bytes int64, threads int) int64 {
-	chunk := int64(16 * flowVectors * threads)
+func ScatterFlowChunks(bytes int64, world, threads int) int64 {
+	chunk := int64(16 * flowVectors(world) * threads)
 	return (bytes + chunk - 1) / chunk
 }
 
-// flowVectors is kFlowVectors of whole.cuh.
-const flowVectors = 8
+// flowVectors is as in whole.cuh.
+func flowVectors(world int) int {
+	switch {
+	case world == 2:
+		return 8
+	case world <= 4:
+		return 4
+	}
+	return 2
+}
 
 func scatterOfVectors(form, dtype string, op, world int, hopper bool) (Kernel, bool) {
 	if _, ok := PushWhole(OneShotPush, dtype, op, world, hopper); !ok {

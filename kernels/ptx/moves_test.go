@@ -90,10 +90,12 @@ func TestScatterFlow(t *testing.T) {
 	k, ok := ScatterFlow("f16", Sum, 8, true)
 	require.True(t, ok)
 	assert.Equal(t, Kernel{File: "scatter_f16_w8_sm90.ptx", Name: "symmem_scatter_flow_f16_sum_w8"}, k)
-	assert.Equal(t, int64(1), ScatterFlowChunks(16, 256))
-	assert.Equal(t, int64(1), ScatterFlowChunks(32<<10, 256))
-	assert.Equal(t, int64(2), ScatterFlowChunks(32<<10+16, 256))
-	assert.Equal(t, 3*(ScatterSpan(OneShotPush, 64<<10)+4*16), ScatterFlowBytes(64<<10, 4, 32))
+	assert.Equal(t, int64(1), ScatterFlowChunks(16, 2, 256))
+	for world, chunk := range map[int]int64{2: 32 << 10, 3: 16 << 10, 4: 16 << 10, 5: 8 << 10, 8: 8 << 10} {
+		assert.Equal(t, int64(1), ScatterFlowChunks(chunk, world, 256), "%d ranks", world)
+		assert.Equal(t, int64(2), ScatterFlowChunks(chunk+16, world, 256), "%d ranks", world)
+	}
+	assert.Equal(t, 3*(ScatterSpan(OneShotPush, 64<<10)+4*32), ScatterFlowBytes(64<<10, 4, 32))
 }
 
 // TestMoveSlots: a slot holds every line of what is put there, wherever that begins.

@@ -2241,7 +2241,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/reduce_push.go", why: "the workspace of a reduce-scatter in chunks has no room for flags", tests: []stage{{"kernels", "TestRoomForFlags", usual}},
-		old: "\t\ts.Workspace = ptx.ScatterFlowBytes(share, size, flowThreads)\n",
+		old: "\t\ts.Workspace = ptx.ScatterFlowBytes(share, size, flowThreads(share, size))\n",
 		new: "\t\ts.Workspace = int64(size-1) * span\n",
 	},
 	{
