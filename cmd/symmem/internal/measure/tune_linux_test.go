@@ -112,4 +112,11 @@ func TestTuneOnSimulatedGPUs(t *testing.T) {
 	for _, r := range ranks {
 		assert.Contains(t, r.Memory().Tuning().Names(), "a model of the links between 3 ranks")
 	}
+
+	// Shares are whole vectors, so that the largest message is longer than was asked for: 1056 bytes between three.
+	var shared found
+	spec.Kinds = []string{AllGather, ReduceScatter, AllToAll}
+	onRanks(t, ranks, func(r *symmem.Rank) error { return Tune(t.Context(), r, spec, &shared) })
+	assert.Equal(t, shared.machine.Points, len(shared.points))
+	assert.GreaterOrEqual(t, len(shared.points), 3)
 }
