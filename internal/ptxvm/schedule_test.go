@@ -117,7 +117,7 @@ func TestStartsNext(t *testing.T) {
 				_, err := j.run(t, Config{Seed: seed, Turn: int(8 + seed%2*100), Schedule: s.of(seed), MaxSteps: 1 << 27})
 				return err
 			}
-			eachSeed(t, seedsOr(10, 60), run)
+			eachSeed(t, seedsOr(10, 30), run)
 			if c.vectors != 17 {
 				return
 			}
