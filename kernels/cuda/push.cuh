@@ -298,7 +298,9 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPushWhole(const Pu
   if constexpr (W == 2) {
     if (begin < theirs) startNext();
   } else {
+#if __CUDA_ARCH__ >= 900 // below it does nothing
     __syncthreads();
     startNext();
+#endif
   }
 }
