@@ -69,7 +69,7 @@ func localGeometry(n int64, multiprocessors int) launchGeometry {
 	return g
 }
 
-// allReducePushGeometry is pushGeometry for an all-reduce. In one shot it has no more blocks than have work, but for the least between two ranks, where 32 are faster.
+// allReducePushGeometry is pushGeometry for an all-reduce. In one shot 32 blocks are faster than fewer only for the least between two ranks: else it has as many as have work, or 4.
 func allReducePushGeometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometry {
 	g := pushGeometry(a, bytes, size, multiprocessors)
 	if a == OneShotPush && (size > 2 || bytes >= 4<<10) {
@@ -79,7 +79,7 @@ func allReducePushGeometry(a Algorithm, bytes int64, size, multiprocessors int) 
 }
 
 // pushGeometry is geometry for the kernels of OneShotPush and TwoShotPush that take whole vectors. At least 32 blocks are faster than
-// fewer, however little there is to do.
+// fewer, however little there is to do, but for all-reduces in one shot.
 func pushGeometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometry {
 	units, all := bytes/16, int64(multiprocessors)
 	if a == TwoShotPush { // a warp has one peer

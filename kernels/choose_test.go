@@ -28,8 +28,8 @@ func TestPushGeometry(t *testing.T) {
 	}
 }
 
-// TestAllReducePushGeometry: an all-reduce in one shot has a block for every 64 vectors, or 4, but for the least between two ranks; and never more than the kernel for any
-// message, whose threads it has.
+// TestAllReducePushGeometry: an all-reduce in one shot has as many blocks as have work, or 4, but for the least between two ranks; and the threads of other collectives, and never more
+// blocks.
 func TestAllReducePushGeometry(t *testing.T) {
 	for _, c := range []struct {
 		size   int

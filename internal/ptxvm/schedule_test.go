@@ -107,6 +107,21 @@ func TestSchedules(t *testing.T) {
 // TestStartsNext: two plans in two shots between three ranks, whose blocks get lines from blocks of other numbers, end whichever comes first where, on devices that hold no more than
 // both: the next launch of one takes room when all threads of this one have had theirs. If it did when the first have, it would now and then have room that others wait for.
 func TestStartsNext(t *testing.T) {
+	// Kernels for messages that are no whole vectors: threads without any know of nobody.
+	for _, form := range []ptx.Form{ptx.OneShotPush, ptx.TwoShotPush} {
+		for _, ranks := range []int{2, 3} {
+			j := job{form: form, dtype: "f32", op: ptx.Sum, ranks: ranks, count: 41, hopper: true, epochs: 4, blocks: 1, threads: 64, twice: true, exact: true}
+			t.Run(j.String(), func(t *testing.T) {
+				_, whole := j.whole()
+				require.False(t, whole)
+				eachSeed(t, seedsOr(30, 60), func(seed uint64) error {
+					s := schedules[seed%uint64(len(schedules))]
+					_, err := j.run(t, Config{Seed: seed, Turn: int(8 + seed%2*100), Schedule: s.of(seed), MaxSteps: 1 << 27})
+					return err
+				})
+			})
+		}
+	}
 	for _, c := range []struct{ vectors, blocks int }{{17, 2}, {192, 4}, {24, 4}} {
 		t.Run(fmt.Sprintf("vectors=%d/blocks=%d", c.vectors, c.blocks), func(t *testing.T) {
 			j := job{form: ptx.TwoShotPush, dtype: "f32", op: ptx.Sum, ranks: 3, count: 4 * c.vectors, hopper: true, epochs: 3, blocks: c.blocks, threads: 64, twice: true, exact: true}

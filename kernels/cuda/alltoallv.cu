@@ -76,7 +76,7 @@ SYMMEM_DEVICE void refuse(const Comm &c, u32 why, u32 peer, u32 number) {
 extern "C" __global__ void __launch_bounds__(512) symmem_all_to_all_v(const __grid_constant__ Comm c, const __grid_constant__ AllToAllV p) {
   Ranks<> ranks(c, kKindAllToAllV);
   u32 epoch;
-  if (!ranks.begin(epoch, p.in, p.blockBytes, p.out[kInline - 1])) return;
+  if (!ranks.begin(epoch)) return;
   const u32 world = c.world, tid = threadIdx.x, threads = blockDim.x, flag = epoch << 1 | 1;
   const u64 lines = p.lines + blockIdx.x * p.blockBytes, mine = ranks.data(c.rank) + lines, places = mine + (u64)world * world * 16;
   // The lines of the launch before have been read: nobody came past the barrier at its end sooner.

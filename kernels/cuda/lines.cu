@@ -126,11 +126,11 @@ extern "C" __global__ void __launch_bounds__(512) symmem_lines(const __grid_cons
     else
       receive<U8>(p, piece, ranks, from, flag);
   }
-  startNext();
   if (p.tells && __syncthreads_and(ranks.ok))
     for (u32 i = p.sends + threadIdx.x; i < p.sends + p.receives; i += blockDim.x)
       if (pieceOf(p, i).oneWay) ranks.signal(pieceOf(p, i).peer, kFlagTaken, epoch);
   ranks.close(epoch);
+  startNext(); // behind a barrier, since threads without lines of their own do not know whether other ranks' blocks are at work
 }
 
 // symmem_meet is a barrier of all ranks on their streams, of one block: what every rank's stream has done before is visible behind it. The launch

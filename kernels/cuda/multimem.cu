@@ -174,7 +174,7 @@ SYMMEM_DEVICE void castAligned(u64 to, u64 from, u64 vectors, bool inPlace) {
 extern "C" __global__ void __launch_bounds__(512) symmem_cast(const __grid_constant__ Comm c, const __grid_constant__ Cast p) {
   Ranks<> ranks(c, kKindCast);
   u32 epoch;
-  if (!ranks.begin(epoch, p.from, p.own[kInline - 1])) return;
+  if (!ranks.begin(epoch)) return;
   if (!ranks.barrier<false>(kFlagStart, epoch)) return;
   fenceAlias(); // what others did to their outputs by plain addresses, before stores by the multicast address
   u64 head = (0 - p.to) % 16;

@@ -167,7 +167,7 @@ SYMMEM_DEVICE Line receive(Ranks<> &f, const Quantized &p, const Place &t, u64 i
 template <class T> SYMMEM_DEVICE void quantizedAllReduce(const Comm &c, const Quantized &p) {
   Ranks<> f(c, kKindQuantized);
   u32 epoch;
-  if (!f.begin(epoch, p.in, p.world)) return;
+  if (!f.begin(epoch)) return;
   const u32 world = f.world(), rank = f.rank();
   const u64 blocks = (p.count + kQuantizedBlock - 1) / kQuantizedBlock, mine = f.data(rank);
   const u64 inputs = (epoch & 1) * 2 * world * p.span, sums = inputs + world * p.span;

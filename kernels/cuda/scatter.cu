@@ -89,14 +89,12 @@ template <class T, class Op, bool sealed> SYMMEM_DEVICE void scatterPush(const P
     }
     bool lacking = false; // some rank that sends to this one and gets nothing
     for (u32 r = 0; r < world; r++) lacking = lacking || shares.count(r) == 0;
-    startNext();
     if (lacking && __syncthreads_and(f.ok))
       for (u32 r = threadIdx.x; r < world; r += blockDim.x)
         if (shares.count(r) == 0) f.signal(r, kFlagTaken, epoch);
-  } else {
-    startNext();
   }
   f.close(epoch);
+  startNext(); // as in symmem_lines
 }
 
 #define SYMMEM_JOIN(form, dtype) symmem_scatter_##form##_##dtype

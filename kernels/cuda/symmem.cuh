@@ -218,7 +218,7 @@ static SYMMEM_DEVICE u64 globalTimer() {
 template <class... Early> static SYMMEM_DEVICE void awaitPrevious(Early... early) {
 #if __CUDA_ARCH__ >= 900
   if constexpr (sizeof...(early) > 0)
-    if (((u32)early | ...) == 0) asm volatile("nanosleep.u32 0;");
+    if (((u32)(u64)early | ...) == 0) asm volatile("nanosleep.u32 0;");
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
@@ -293,7 +293,7 @@ template <int W = 0, class C = Comm> struct Ranks {
 
   // begin is alive and open, after the work before this launch in its stream: it gives the epoch, and says whether to run at all, to all
   // threads of the block alike. If not, return at once. A Comm of another version is told in the fault word. It waits for no peer. Block.
-  // early is as in awaitPrevious, of the parameters besides Comm.
+  // early is as in awaitPrevious, of the parameters besides Comm, of which fields are looked at in front of the wait: one that is in memory is older than the launch before.
   template <class... Early> SYMMEM_DEVICE bool begin(u32 &epoch, Early... early) {
     awaitPrevious(comm.rank, comm.workspace[0], comm.workspace[kInline - 1], early...);
     if (comm.version != kVersion) {

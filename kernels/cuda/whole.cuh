@@ -170,7 +170,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterWhole(const PushPa
   takeAll<T, Op>(f, epoch);
 }
 
-// rootWhole is a reduce: all send to the rank p.shard, which combines. What lets a sender's next launch begin is as with the root of a broadcast.
+// rootWhole is a reduce: all send to the rank p.shard, which combines. A sender that may send waits for nobody any more.
 template <class T, class Op, int W> SYMMEM_DEVICE void rootWhole(const PushParams<W> &p) {
   Push<W> f(p, kKindScatter);
   const u32 begin = firstVector(), step = vectorStep(), root = p.shard;

@@ -187,7 +187,12 @@ def foreign(source, arch=80, more=b""):
 
 def example(arch):
     """Such a kernel, and all of that header, used or not."""
-    all_of_it = b"template struct symmem::Ranks<>; template struct symmem::Ranks<8>;"
+    all_of_it = b"""template struct symmem::Ranks<>; template struct symmem::Ranks<8>;
+extern "C" __global__ void early(const __grid_constant__ symmem::Comm c, const float *x, float y, int n) {
+  symmem::Ranks<> ranks(c, symmem::kKindUser);
+  symmem::u32 epoch;
+  if (ranks.begin(epoch, x, y, n)) ranks.close(epoch);
+}"""
     return f"{EXAMPLE.name}.{arch}", foreign(EXAMPLE, arch, all_of_it)
 
 
