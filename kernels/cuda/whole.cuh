@@ -197,6 +197,9 @@ template <class T, class Op, int W> SYMMEM_DEVICE void rootWhole(const PushParam
   closeTaken(f, epoch);
 }
 
+// flowVectors is how many of a chunk each thread has: what a block stores between two fences goes to all peers.
+SYMMEM_DEVICE constexpr u32 flowVectors(int world) { return world == 2 ? 8 : world <= 4 ? 4 : 2; }
+
 // scatterFlow is a reduce-scatter of long shares, or a reduce to the rank p.shard, if that is one: then all other ranks have shares, from the one behind it on, of which the
 // last may be shorter, and store what they combine to its output (p.out). Of each two blocks the first stores chunks of the other ranks' shares in their workspaces, with a flag for each
 // behind a fence, and the second combines the chunks of this rank's share as they come: so the links always have something to carry. A chunk has one place, which is free when its
@@ -206,9 +209,6 @@ template <class T, class Op, int W> SYMMEM_DEVICE void rootWhole(const PushParam
 // had of root's input says that root's output is free, and in place that root has read what they store to.
 //
 // The workspace is, of each owner, [W-1] slots of p.slot vectors by writer, the one behind the owner first, and [W-1][chunks] flags likewise.
-// flowVectors is how many of a chunk each thread has: what a block stores between two fences goes to all peers.
-SYMMEM_DEVICE constexpr u32 flowVectors(int world) { return world == 2 ? 8 : world <= 4 ? 4 : 2; }
-
 template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushParams<W> &p) {
   constexpr u32 F = flowVectors(W), V = W == 2 ? 4 : W <= 4 ? 2 : 1; // vectors to store at a time, and to combine
   Push<W> f(p, kKindScatter);
