@@ -175,8 +175,7 @@ func attemptsOf(j job, k ptx.Kernel) (out []attempt) {
 			out = append(out, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
 				j.replace = replace
 				for s := range 2 * uint64(len(schedules)) {
-					seed := seed*2*uint64(len(schedules)) + s
-					if _, err := j.run(tb, Config{Seed: seed, Turn: int(8 + seed%2*100), Schedule: schedules[s%uint64(len(schedules))].of(seed), MaxSteps: 1 << 27}); err != nil {
+					if err := j.underSome(tb, seed*2*uint64(len(schedules))+s); err != nil {
 						return err
 					}
 				}

@@ -370,7 +370,7 @@ func TestPull(t *testing.T) {
 			if v.stop {
 				return // which takes long
 			}
-			for seed := range seedsOr(1, 6) {
+			for seed := range seedsOr(1, 10) {
 				require.NoError(t, v.run(t, Config{Seed: seed, Weak: true, MaxSteps: 1 << 28}), "seed %d", seed)
 			}
 		})

@@ -104,8 +104,15 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
-// TestStartsNext: two plans in two shots between three ranks, whose blocks get lines from blocks of other numbers, end whichever comes first where, on devices that hold no more than
-// both: the next launch of one takes room when all threads of this one have had theirs. If it did when the first have, it would now and then have room that others wait for.
+// underSome runs a job under one of the schedules, which the seed chooses.
+func (j job) underSome(tb testing.TB, seed uint64) error {
+	s := schedules[seed%uint64(len(schedules))]
+	_, err := j.run(tb, Config{Seed: seed, Turn: int(8 + seed%2*100), Schedule: s.of(seed), MaxSteps: 1 << 27})
+	return err
+}
+
+// TestStartsNext: two plans end whichever comes first where, on devices that hold no more than both: the next launch of one takes room only when this one waits for nobody any more, or
+// for blocks that are at work.
 func TestStartsNext(t *testing.T) {
 	// Kernels for messages that are no whole vectors: threads without any know of nobody.
 	for _, form := range []ptx.Form{ptx.OneShotPush, ptx.TwoShotPush} {
@@ -114,25 +121,18 @@ func TestStartsNext(t *testing.T) {
 			t.Run(j.String(), func(t *testing.T) {
 				_, whole := j.whole()
 				require.False(t, whole)
-				eachSeed(t, seedsOr(30, 60), func(seed uint64) error {
-					s := schedules[seed%uint64(len(schedules))]
-					_, err := j.run(t, Config{Seed: seed, Turn: int(8 + seed%2*100), Schedule: s.of(seed), MaxSteps: 1 << 27})
-					return err
-				})
+				eachSeed(t, seedsOr(30, 60), func(seed uint64) error { return j.underSome(t, seed) })
 			})
 		}
 	}
+	// Two shots between three ranks, whose blocks get lines from blocks of other numbers: the next launch takes room when all threads have had theirs. If it did when the first
+	// have, it would now and then have room that others wait for.
 	for _, c := range []struct{ vectors, blocks int }{{17, 2}, {192, 4}, {24, 4}} {
 		t.Run(fmt.Sprintf("vectors=%d/blocks=%d", c.vectors, c.blocks), func(t *testing.T) {
 			j := job{form: ptx.TwoShotPush, dtype: "f32", op: ptx.Sum, ranks: 3, count: 4 * c.vectors, hopper: true, epochs: 3, blocks: c.blocks, threads: 64, twice: true, exact: true}
 			k, whole := j.whole()
 			require.True(t, whole)
-			run := func(seed uint64) error {
-				s := schedules[seed%uint64(len(schedules))]
-				_, err := j.run(t, Config{Seed: seed, Turn: int(8 + seed%2*100), Schedule: s.of(seed), MaxSteps: 1 << 27})
-				return err
-			}
-			eachSeed(t, seedsOr(10, 30), run)
+			eachSeed(t, seedsOr(10, 30), func(seed uint64) error { return j.underSome(t, seed) })
 			if c.vectors != 17 {
 				return
 			}
@@ -145,7 +145,7 @@ func TestStartsNext(t *testing.T) {
 			j.replace = func(*Module) *Module { return module }
 			var err error
 			for seed := uint64(0); err == nil && seed < 200; seed++ {
-				err = run(seed)
+				err = j.underSome(t, seed)
 			}
 			hangOf(t, err)
 		})

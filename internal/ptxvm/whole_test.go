@@ -429,10 +429,10 @@ func wholes(ranks int, dtypes ...string) (all []wholeJob) {
 }
 
 // TestWhole: the kernels for whole vectors give everybody the right bits, at every world size, with memory as weak as it may be, whoever is late, and
-// touch nothing else. SYMMEM_TEST_MATRIX=full tries more seeds and all dtypes between up to three ranks.
+// touch nothing else. SYMMEM_TEST_MATRIX=full tries more seeds, and all dtypes between up to three ranks.
 func TestWhole(t *testing.T) {
 	for ranks := 2; ranks <= 8; ranks++ {
-		seeds := uint64(1)
+		seeds := seedsOr(1, 2)
 		dtypes := []string{"f32", "f16", "bf16"}
 		if ranks <= 3 {
 			seeds = seedsOr(1, 3)

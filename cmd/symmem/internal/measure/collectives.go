@@ -146,12 +146,14 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm ker
 	return p, max(ins, outs) * b.dtype.Bytes(), closeAll, nil
 }
 
+// vectorBytes is what kernels load and store at a time.
+const vectorBytes = 16
+
 // shareOf is how many elements of width bytes each of w ranks has of a message of at least bytes. Shares of at least a vector of 16 bytes are whole vectors, as those of
 // programs mostly are: other kernels are for those that are not.
 func shareOf(bytes, w, width int64) int64 {
-	const vector = 16
 	share := (bytes + w*width - 1) / (w * width)
-	if per := vector / width; share >= per {
+	if per := vectorBytes / width; share >= per {
 		share = (share + per - 1) / per * per
 	}
 	return share

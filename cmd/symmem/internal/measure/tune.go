@@ -532,7 +532,7 @@ type pool struct {
 // take gives the next tensor of a plan.
 func (p *pool) take(ctx context.Context, b *bencher, dtype tensor.DType, bytes int64) (tensor.SymmetricTensor, error) {
 	if p.next == len(p.kept[dtype]) {
-		t, err := b.newTensor(ctx, dtype, p.most+int64(b.r.WorldSize())*16) // shares are rounded up to whole vectors
+		t, err := b.newTensor(ctx, dtype, p.most+int64(b.r.WorldSize())*vectorBytes) // see shareOf
 		if err != nil {
 			return nil, err
 		}
