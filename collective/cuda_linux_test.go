@@ -340,10 +340,15 @@ func TestCUDAPlanMoves(t *testing.T) {
 					if err := p.Run(to); !errors.Is(err, errs.ErrTwoStreams) {
 						return fmt.Errorf("round %d, and again: %w", round, err)
 					}
-					// Without a record of it: the stream is idle.
-					set(func() { m.busy = false })
+					// Without a record of it, and without a look at the records: the stream is idle.
+					var looked int
+					set(func() { m.busy, looked = false, m.copies })
 					if err := p.Run(to); err != nil {
 						return fmt.Errorf("round %d, idle: %w", round, err)
+					}
+					set(func() { looked = m.copies - looked })
+					if looked != 0 {
+						return fmt.Errorf("round %d, idle: %d copies", round, looked)
 					}
 					end(0, blocks, 2)
 					from, to = to, from

@@ -341,20 +341,22 @@ func (w *kernelWork) enqueue(s device.Stream, recorded bool) error {
 	return err
 }
 
-// settled compares the count of runs that each block keeps in its record with how many were enqueued. Once runs were recorded nobody knows
-// how many there were, a kernel that does not include symmem.cuh, or has no peers, counts nothing, and one with an EarlyEpoch counts runs that have
-// begun: then the stream must be idle.
+// settled asks the stream first. If that has more to do it compares the count of runs that each block keeps in its record with how many were
+// enqueued. Once runs were recorded nobody knows how many there were, a kernel that does not include symmem.cuh, or has no peers, counts nothing, and
+// one with an EarlyEpoch counts runs that have begun: then the stream must be idle.
 func (w *kernelWork) settled() (bool, error) {
-	if !w.captured.Load() && !w.plan.spec.CUDA.EarlyEpoch {
-		control, err := w.control()
-		if err != nil {
-			return false, err
-		}
-		if w.counted(control) {
-			return true, nil
-		}
+	idle, err := w.plan.idle()
+	if idle || w.captured.Load() || w.plan.spec.CUDA.EarlyEpoch {
+		return idle, err
 	}
-	return w.plan.idle()
+	control, readErr := w.control() // though the stream cannot be asked, as when something is recorded on it
+	if readErr != nil {
+		return false, readErr
+	}
+	if w.counted(control) {
+		return true, nil
+	}
+	return false, err
 }
 
 // counted reports whether every block has counted all runs.

@@ -28,6 +28,7 @@ type machine struct {
 	launched []cu.LaunchConfig // the latest launch, by GPU; Mu guards it, and what follows
 	busy     bool              // no stream is idle
 	late     bool              // no event has come
+	copies   int               // to the host
 	memory   map[device.Ptr][]byte
 }
 
@@ -130,6 +131,9 @@ func (m *machine) driver() *cu.Driver {
 		return cu.Success
 	}
 	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, _ cu.StreamHandle) cu.Result {
+		m.Mu.Lock()
+		m.copies++
+		m.Mu.Unlock()
 		copy(unsafe.Slice((*byte)(dst), n), bytesAt(src, n))
 		return cu.Success
 	}

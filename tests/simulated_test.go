@@ -77,10 +77,10 @@ var simulatedProcesses = map[int]string{
 // simulatedWeak are the cases with weak memory, by world size, of the short matrix and of the whole one.
 var (
 	simulatedWeak = map[int]string{
-		2: `^signal/|^graph/|^transfer/put|^all_reduce/[a-z_]+/f32/.*1023/|^all_to_all_v/transfers/re`,
+		2: `^signal/|^graph/|^transfer/put|^all_reduce/[a-z_]+/f32/.*1023/|^all_to_all_v/transfers/re|^(reduce|all_gather)/.*/other_stream$`,
 	}
 	wholeWeak = map[int]string{
-		2: `^(signal|graph|transfer|window)/|^all_reduce/[a-z_]+/(f32|bf16)/.*(15|1023)/|^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/.*/delayed$|^all_to_all_v/`,
+		2: `^(signal|graph|transfer|window)/|^all_reduce/[a-z_]+/(f32|bf16)/.*(15|1023)/|^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/.*/(delayed|other_stream)$|^all_to_all_v/|^plans/one_shot_pull/other_stream$`,
 		3: `^signal/|^all_reduce/[a-z_]+/f32/.*1023/`,
 	}
 )

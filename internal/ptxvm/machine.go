@@ -103,6 +103,11 @@ type Machine struct {
 	floor  Order // of everything that has not begun
 	agents []*Agent
 	spare  []int // slots of agents that have ended
+
+	wordsOf   slab[word]
+	locations slab[location]
+	messages  slab[message]
+	reads     slab[read]
 }
 
 // cached is a region that was found for an address like this.

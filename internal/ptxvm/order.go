@@ -45,6 +45,7 @@ func (m *Memory) MapHost(address uint64, b []byte) error {
 type span struct {
 	low, high uint64
 	write     bool
+	looked    bool // strong loads of 4 bytes
 	slot      int32
 	clock     uint32
 	site      site
@@ -267,20 +268,36 @@ func (a *Agent) Read(of *Allocation, offset, address, n uint64) error {
 	return a.wrong(a.edges(of, offset, address, n, func(e *event, _ uint64) error {
 		_, err := a.m.loadElement(e)
 		return err
-	}, false))
+	}, reads))
+}
+
+// Look says that n bytes are read by a copy for the host, which may look at words that others store to meanwhile: every aligned 4 bytes are read as by
+// ld.relaxed.sys, if they were not accessed in other sizes. So it races only with stores that are not strong, or of other sizes.
+func (a *Agent) Look(of *Allocation, offset, address, n uint64) error {
+	return a.wrong(a.edges(of, offset, address, n, func(e *event, _ uint64) error {
+		_, err := a.m.loadElement(e)
+		return err
+	}, looks))
 }
 
 // Write says that n bytes are written by weak stores: the byte at i becomes value(i). The caller writes them. A [Race] is an error.
 func (a *Agent) Write(of *Allocation, offset, address, n uint64, value func(i uint64) byte) error {
-	return a.wrong(a.edges(of, offset, address, n, func(e *event, i uint64) error { return a.m.storeElement(e, uint64(value(i))) }, true))
+	return a.wrong(a.edges(of, offset, address, n, func(e *event, i uint64) error { return a.m.storeElement(e, uint64(value(i))) }, writes))
 }
 
+// What an agent does to a span.
+const (
+	reads = iota
+	looks
+	writes
+)
+
 // edges calls f for the bytes at both ends that are less than a word, and takes what is between as a span.
-func (a *Agent) edges(of *Allocation, offset, address, n uint64, f func(e *event, i uint64) error, write bool) error {
+func (a *Agent) edges(of *Allocation, offset, address, n uint64, f func(e *event, i uint64) error, does int) error {
 	for i := uint64(0); i < n; {
 		e := a.event(of, offset+i, address+i)
 		if k := (n - i) &^ 7; e.off%8 == 0 && k > 0 {
-			if err := a.m.span8(e, k, write); err != nil {
+			if err := a.m.span8(e, k, does); err != nil {
 				return err
 			}
 			i += k
@@ -295,10 +312,11 @@ func (a *Agent) edges(of *Allocation, offset, address, n uint64, f func(e *event
 	return nil
 }
 
-// span8 accesses n bytes, whole words, weakly.
-func (m *Machine) span8(e *event, n uint64, write bool) error {
+// span8 accesses n bytes, whole words, weakly or as Look says.
+func (m *Machine) span8(e *event, n uint64, does int) error {
 	r, low, high := e.region, e.off, e.off+n
 	t := e.t
+	write := does == writes
 	for i := range r.spans {
 		x := &r.spans[i]
 		if x.low < high && low < x.high && (write || x.write) && !t.known(x.slot, x.clock, false) {
@@ -314,6 +332,12 @@ func (m *Machine) span8(e *event, n uint64, write bool) error {
 				continue
 			}
 			e.off = i * 8
+			if does == looks && w.size == 4 {
+				if err := m.look32(e, w); err != nil {
+					return err
+				}
+				continue
+			}
 			if err := m.ordered(e, w.locs, write); err != nil {
 				return err
 			}
@@ -341,15 +365,30 @@ func (m *Machine) span8(e *event, n uint64, write bool) error {
 			}
 		}
 	}
-	r.spans = append(kept, span{low, high, write, t.slot, t.clock, m.site})
+	r.spans = append(kept, span{low, high, write, does == looks, t.slot, t.clock, m.site})
 	if write {
 		m.written++
 	}
 	return nil
 }
 
+// look32 is ld.relaxed.sys of both halves of a word. The last message stands for the one that is read.
+func (m *Machine) look32(e *event, w *word) error {
+	x := *e
+	x.size, x.sem, x.scope = 4, strong, scopeSystem
+	for i := range w.locs {
+		l := &w.locs[i]
+		x.off = e.off + 4*uint64(i)
+		if err := m.conflicts(&x, l, false); err != nil {
+			return err
+		}
+		m.record(&x, l, &l.messages[len(l.messages)-1], 0, nil)
+	}
+	return nil
+}
+
 // spread is what a new location has of the spans that it is in.
-func (l *location) spread(r *region, off uint64) {
+func (l *location) spread(r *region, off uint64, size uint8) {
 	for i := range r.spans {
 		x := &r.spans[i]
 		switch {
@@ -357,8 +396,14 @@ func (l *location) spread(r *region, off uint64) {
 		case x.write:
 			y := &l.messages[0]
 			y.slot, y.clock, y.site = x.slot, x.clock, x.site
+			l.weakStores = true
 		default:
-			l.reads = append(l.reads, read{slot: x.slot, first: x.clock, last: x.clock, time: between, site: x.site})
+			y := read{slot: x.slot, first: x.clock, last: x.clock, time: between, site: x.site}
+			if x.looked && size == 4 {
+				y.sem, y.scope = strong, scopeSystem
+			}
+			l.weakLoads = l.weakLoads || !forAll(y.sem, y.scope)
+			l.reads = append(l.reads, y)
 		}
 	}
 }

@@ -87,6 +87,7 @@ type view struct {
 	began  *vector         // the launches of its stream that had ended when its own began: whatever alias they went by
 	rel    [scopes]*vector // what its strong stores pass on, since a fence of at least that scope
 	pend   [scopes]*vector // what its loads have seen of threads so near, for a fence to acquire
+	passes *passes         // what its last strong store has passed on
 }
 
 // snapshot is what a thread knows and has done, for others; what it does next is not in it.
@@ -226,8 +227,13 @@ type word struct {
 type location struct {
 	messages []message // in coherence order
 	reads    []read
-	limit    int // of messages, before it is worth looking which nobody can read any more
+	limit    int32 // of messages, before it is worth looking which nobody can read any more
+	// Whether a message, and a load, is there that is not strong for all: else none is in a race with an access that is.
+	weakStores, weakLoads bool
 }
+
+// forAll says whether accesses like this are strong between all threads.
+func forAll(sem, scope uint8) bool { return sem&strong != 0 && scope == scopeSystem }
 
 // message is a store.
 type message struct {
@@ -240,8 +246,13 @@ type message struct {
 	alias   bool // by a multicast address
 	claimed bool // the next one is an atomic that has read this one: nothing comes between
 	site    site
-	own     [scopes]*vector // what this thread's releases at this location pass on
-	rel     [scopes]*vector // what it passes on to threads so near
+	passes  *passes // nil if it is not strong
+}
+
+// passes is what a message tells who reads it. Messages share it, so it does not change.
+type passes struct {
+	own [scopes]*vector // what this thread's releases at this location pass on
+	rel [scopes]*vector // what it passes on to threads so near
 }
 
 // read is a thread's loads of one message.
@@ -252,6 +263,8 @@ type read struct {
 	sem, scope  uint8  // the weakest
 	alias       bool
 	near        uint8 // to the thread of the message
+	pended      bool  // what was passed is there for the thread's fences
+	known       bool  // it is in what the thread knows
 	passed      *vector
 	site        site
 }
@@ -290,22 +303,50 @@ func (m *Machine) race(e *event, s *site) error {
 	return &Race{Address: e.base + e.off, Shared: shared, First: s.access(), Second: m.site.access()}
 }
 
-func newWord(r *region, index uint64, size uint8) *word {
-	w := &word{size: size, locs: make([]location, 8/size)}
+// slab gives pieces of large allocations.
+type slab[T any] struct{ rest []T }
+
+func (s *slab[T]) take(n int) []T {
+	if len(s.rest) < n {
+		s.rest = make([]T, max(n, 512))
+	}
+	p := s.rest[:n:n]
+	s.rest = s.rest[n:]
+	return p
+}
+
+// insert is slices.Insert, with room from the slab.
+func (s *slab[T]) insert(v []T, i int, x T) []T {
+	if n := len(v); n == cap(v) {
+		v = append(s.take(2 * n)[:0], v...)
+	}
+	v = append(v, x)
+	if i < len(v)-1 {
+		copy(v[i+1:], v[i:])
+		v[i] = x
+	}
+	return v
+}
+
+func (m *Machine) newWord(r *region, index uint64, size uint8) *word {
+	w := &m.wordsOf.take(1)[0]
+	*w = word{size: size, locs: m.locations.take(int(8 / size))}
 	for i := range w.locs {
-		w.locs[i] = settled(r, index*8+uint64(i)*uint64(size), size)
-		w.locs[i].spread(r, index*8)
+		w.locs[i] = m.settled(r, index*8+uint64(i)*uint64(size), size)
+		w.locs[i].spread(r, index*8, size)
 	}
 	return w
 }
 
 // settled is a location whose value all know.
-func settled(r *region, off uint64, size uint8) location {
+func (m *Machine) settled(r *region, off uint64, size uint8) location {
 	var v uint64
 	if off+uint64(size) <= r.size {
 		v = load(unsafe.Add(r.data, off), size)
 	}
-	return location{messages: []message{{value: v, time: between, slot: -1}}}
+	l := location{messages: m.messages.take(2)[:1]}
+	l.messages[0] = message{value: v, time: between, slot: -1}
+	return l
 }
 
 func (w *word) fresh() bool {
@@ -326,7 +367,7 @@ func (m *Machine) word(e *event) *word {
 	i := e.off / 8
 	w := r.words[i]
 	if w == nil || w.size != e.size && w.fresh() {
-		w = newWord(r, i, e.size)
+		w = m.newWord(r, i, e.size)
 		r.words[i] = w
 	}
 	return w
@@ -375,6 +416,9 @@ func (l *location) floor(e *event) int {
 			break
 		}
 	}
+	if i == len(l.messages)-1 {
+		return i // loads have read no later one
+	}
 	for k := range l.reads {
 		if x := &l.reads[k]; x.time > l.messages[i].time && e.t.known(x.slot, x.first, x.alias != e.alias) {
 			for i+1 < len(l.messages) && l.messages[i+1].time <= x.time {
@@ -387,14 +431,19 @@ func (l *location) floor(e *event) int {
 
 // conflicts fails if the event races with a store, or, being one, with a load.
 func (m *Machine) conflicts(e *event, l *location, store bool) error {
-	for i := range l.messages {
-		x := &l.messages[i]
+	all := forAll(e.sem, e.scope)
+	stores := l.messages
+	if all && !l.weakStores {
+		stores = nil
+	}
+	for i := range stores {
+		x := &stores[i]
 		if e.t.known(x.slot, x.clock, x.alias != e.alias) || both(x.sem, x.scope, x.site.block, e.sem, e.scope, e.t.block) || l.observed(e, x.time) {
 			continue
 		}
 		return m.race(e, &x.site)
 	}
-	if !store {
+	if !store || all && !l.weakLoads {
 		return nil
 	}
 	for i := range l.reads {
@@ -407,18 +456,24 @@ func (m *Machine) conflicts(e *event, l *location, store bool) error {
 	return nil
 }
 
-// record keeps that the event has read a message.
-func (m *Machine) record(e *event, l *location, x *message, near uint8, passed *vector) {
+// record keeps that the event has read a message, and gives what is kept.
+func (m *Machine) record(e *event, l *location, x *message, near uint8, passed *vector) *read {
 	t := e.t
+	l.weakLoads = l.weakLoads || !forAll(e.sem, e.scope)
 	for i := range l.reads {
 		if r := &l.reads[i]; r.slot == t.slot && r.time == x.time && r.alias == e.alias {
 			r.last, r.sem, r.scope, r.site = t.clock, r.sem&e.sem, min(r.scope, e.scope), m.site
-			return
+			return r
 		}
 	}
-	l.reads = append(l.reads, read{
+	r := read{
 		slot: t.slot, first: t.clock, last: t.clock, time: x.time, sem: e.sem, scope: e.scope, alias: e.alias, near: near, passed: passed, site: m.site,
-	})
+	}
+	if l.reads == nil {
+		l.reads = m.reads.take(2)[:0]
+	}
+	l.reads = m.reads.insert(l.reads, len(l.reads), r)
+	return &l.reads[len(l.reads)-1]
 }
 
 // see is what follows from reading a message.
@@ -428,18 +483,19 @@ func (m *Machine) see(e *event, l *location, x *message) {
 	var passed *vector
 	if x.slot >= 0 && both(x.sem, x.scope, x.site.block, e.sem, e.scope, t.block) {
 		near = level(x.site.block, t.block)
-		passed = x.rel[near]
+		passed = x.passes.rel[near]
 	}
-	m.record(e, l, x, near, passed)
-	if passed != nil {
+	if r := m.record(e, l, x, near, passed); passed != nil && !(r.pended && r.passed == passed) {
 		t.pend[near] = merge(t.pend[near], passed)
+		r.pended = r.passed == passed
 	}
 	if e.sem&acquire == 0 {
 		return
 	}
 	for i := range l.reads { // this one, and those of the location before
-		if r := &l.reads[i]; r.slot == t.slot && r.passed != nil && e.scope >= r.near {
+		if r := &l.reads[i]; r.slot == t.slot && r.passed != nil && !r.known && e.scope >= r.near {
 			t.vector = merge(t.vector, r.passed)
+			r.known = true
 		}
 	}
 }
@@ -487,7 +543,7 @@ func (m *Machine) place(e *event) (*location, error) {
 		for i := range n.locs {
 			old := &w.locs[i*int(e.size)/int(w.size)]
 			shift := i * int(e.size) % int(w.size) * 8
-			l := location{messages: slices.Clone(old.messages), reads: slices.Clone(old.reads)}
+			l := location{messages: slices.Clone(old.messages), reads: slices.Clone(old.reads), weakStores: true, weakLoads: true}
 			for j := range l.messages {
 				x := &l.messages[j]
 				x.value = x.value >> shift & mask(int(e.size))
@@ -505,7 +561,7 @@ func (m *Machine) place(e *event) (*location, error) {
 			return nil, nil
 		}
 		for i := range n.locs {
-			n.locs[i] = settled(e.region, e.off/8*8+uint64(i)*uint64(e.size), e.size)
+			n.locs[i] = m.settled(e.region, e.off/8*8+uint64(i)*uint64(e.size), e.size)
 		}
 	}
 	e.region.words[e.off/8] = n
@@ -561,40 +617,45 @@ func (l *location) room(p int) bool {
 func (m *Machine) write(e *event, l *location, p int, v uint64, from *message) {
 	m.written++
 	t := e.t
-	x := message{value: v, slot: t.slot, sem: e.sem, scope: e.scope, alias: e.alias, site: m.site}
+	x := message{value: v, slot: t.slot, clock: t.clock, sem: e.sem, scope: e.scope, alias: e.alias, site: m.site}
 	if e.sem&strong != 0 {
+		var tells passes
 		for i := p - 1; i >= 0; i-- {
-			if l.messages[i].slot == t.slot {
-				x.own = l.messages[i].own
+			if y := &l.messages[i]; y.slot == t.slot {
+				if y.passes != nil {
+					tells.own = y.passes.own
+				}
 				break
 			}
 		}
-		x.clock = t.clock
 		if e.sem&release != 0 {
 			s := t.snapshot()
 			for k := range e.scope + 1 {
-				x.own[k] = merge(x.own[k], s)
+				tells.own[k] = merge(tells.own[k], s)
 			}
 		}
-		for k := range x.rel {
-			x.rel[k] = merge(t.rel[k], x.own[k])
-			if from != nil && from.slot >= 0 {
-				x.rel[k] = merge(x.rel[k], from.rel[max(uint8(k), level(from.site.block, t.block))])
+		for k := range tells.rel {
+			tells.rel[k] = merge(t.rel[k], tells.own[k])
+			if from != nil && from.passes != nil {
+				tells.rel[k] = merge(tells.rel[k], from.passes.rel[max(uint8(k), level(from.site.block, t.block))])
 			}
 		}
-	} else {
-		x.clock = t.clock
+		if t.passes == nil || *t.passes != tells {
+			t.passes = new(tells)
+		}
+		x.passes = t.passes
 	}
+	l.weakStores = l.weakStores || !forAll(e.sem, e.scope)
 	if p == len(l.messages) {
 		x.time = l.messages[p-1].time + between
 		store(unsafe.Add(e.region.data, e.off), e.size, v)
 	} else {
 		x.time = l.messages[p-1].time + (l.messages[p].time-l.messages[p-1].time)/2
 	}
-	l.messages = slices.Insert(l.messages, p, x)
-	if len(l.messages) > max(l.limit, 12) {
+	l.messages = m.messages.insert(l.messages, p, x)
+	if len(l.messages) > max(int(l.limit), 12) {
 		m.prune(l)
-		l.limit = 2 * len(l.messages)
+		l.limit = int32(2 * len(l.messages))
 	}
 }
 
@@ -647,6 +708,8 @@ func (m *Machine) prune(l *location) {
 	l.messages = slices.Delete(l.messages, 0, i)
 	first := l.messages[0].time
 	l.reads = slices.DeleteFunc(l.reads, func(r read) bool { return r.time < first && m.everyone(r.slot, r.last, r.alias) })
+	l.weakStores = slices.ContainsFunc(l.messages, func(x message) bool { return x.slot >= 0 && !forAll(x.sem, x.scope) })
+	l.weakLoads = slices.ContainsFunc(l.reads, func(r read) bool { return !forAll(r.sem, r.scope) })
 }
 
 func (m *Machine) modifyElement(e *event, a *access, b, c uint64) (uint64, error) {

@@ -283,16 +283,23 @@ func element(dtype string, rnd *rand.Rand, exact bool) uint64 {
 	return narrow(dtype, float32(x))
 }
 
-// narrow and widen are the slow conversions, which the machine does not use for these.
-func narrow(dtype string, x float32) uint64 {
-	c, _ := newConversion(dtype, "f32", "rn", false)
-	return convert(c.encode(), uint64(math.Float32bits(x)))
+// narrowing and widening are the slow conversions from and to f32, which the machine does not use for these.
+var narrowing, widening = map[string]int64{}, map[string]int64{}
+
+func init() {
+	for _, dtype := range []string{"f16", "bf16", "f32"} {
+		c, _ := newConversion(dtype, "f32", "rn", false)
+		narrowing[dtype] = c.encode()
+		c, _ = newConversion("f32", dtype, "", false)
+		widening[dtype] = c.encode()
+	}
 }
 
-func widen(dtype string, v uint64) float32 {
-	c, _ := newConversion("f32", dtype, "", false)
-	return f32(convert(c.encode(), v))
+func narrow(dtype string, x float32) uint64 {
+	return convert(narrowing[dtype], uint64(math.Float32bits(x)))
 }
+
+func widen(dtype string, v uint64) float32 { return f32(convert(widening[dtype], v)) }
 
 // combine is what an all-reduce gives for the values of one element, in rank order.
 func combine(dtype string, op int, values []uint64) uint64 {

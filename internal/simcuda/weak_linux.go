@@ -154,6 +154,9 @@ func (m *Machine) moves(g *gpu, w *work, n uint64) (err error) {
 	}
 	if o.kind == opCopy && o.src != 0 {
 		each(o.src, func(x *mapping, of *ptxvm.Allocation, at, _ uint64, b []byte) error {
+			if o.to != nil {
+				return a.Look(of, at, uint64(x.base)+at, uint64(len(b)))
+			}
 			return a.Read(of, at, uint64(x.base)+at, uint64(len(b)))
 		})
 	}

@@ -35,13 +35,15 @@ func TestWeakAllReduce(t *testing.T) {
 }
 
 // weakText: move copies a word. post is move and then a flag behind the parameters' second word, by a release; careless by a relaxed store. early lets the next
-// launch begin and then moves; late waits for the launch before and then moves.
+// launch begin and then moves; late waits for the launch before and then moves. ring sets a flag, and nothing else.
 var weakText = ".version 8.0\n.target sm_90\n.address_size 64\n" +
 	weakKernel("move", "", "") +
 	weakKernel("post", "", "\tmov.u32 %r2, 1;\n\tst.release.sys.global.u32 [%rd2+4], %r2;\n") +
 	weakKernel("careless", "", "\tmov.u32 %r2, 1;\n\tst.relaxed.sys.global.u32 [%rd2+4], %r2;\n") +
 	weakKernel("early", "\tgriddepcontrol.launch_dependents;\n", "") +
-	weakKernel("late", "\tgriddepcontrol.wait;\n", "")
+	weakKernel("late", "\tgriddepcontrol.wait;\n", "") +
+	".visible .entry ring(.param .u64 from, .param .u64 to)\n{\n\t.reg .b64 %rd<2>;\n\t.reg .b32 %r<2>;\n" +
+	"\tld.param.u64 %rd1, [to];\n\tmov.u32 %r1, 1;\n\tst.relaxed.sys.global.u32 [%rd1], %r1;\n\tret;\n}\n"
 
 func weakKernel(name, before, after string) string {
 	return ".visible .entry " + name + "(.param .u64 from, .param .u64 to)\n{\n\t.reg .b64 %rd<3>;\n\t.reg .b32 %r<3>;\n" +
@@ -160,6 +162,14 @@ func TestWeakOrder(t *testing.T) {
 			r.ok(r.launch(0, "move", r.a, r.b))
 			r.ok(r.d.MemcpyDtoHAsync(unsafe.Pointer(r.host), r.b, 4, r.second))
 		}, []string{"cuMemcpyDtoHAsync of 4 bytes", store}},
+		"a look at a flag": {func(r *weakRig) {
+			r.ok(r.launch(0, "ring", r.a, r.flag))
+			r.ok(r.d.MemcpyDtoHAsync(unsafe.Pointer(r.host), r.b, 8, r.second))
+		}, nil},
+		"a copy of a flag": {func(r *weakRig) {
+			r.ok(r.launch(0, "ring", r.a, r.flag))
+			r.ok(r.d.MemcpyDtoDAsync(r.c, r.b, 8, r.second))
+		}, []string{"cuMemcpyDtoDAsync of 8 bytes", "st.relaxed.sys"}},
 		"a copy behind a kernel that posts": {func(r *weakRig) {
 			r.await(r.second, r.flag)
 			r.ok(r.launch(0, "post", r.a, r.b))
