@@ -292,7 +292,7 @@ const (
 	writes
 )
 
-// edges calls f for the bytes at both ends that are less than a word, and takes what is between as a span.
+// edges calls f for the bytes at both ends that are less than a word, and for four where they are looked at, and takes what is between as a span.
 func (a *Agent) edges(of *Allocation, offset, address, n uint64, f func(e *event, i uint64) error, does int) error {
 	for i := uint64(0); i < n; {
 		e := a.event(of, offset+i, address+i)
@@ -304,10 +304,13 @@ func (a *Agent) edges(of *Allocation, offset, address, n uint64, f func(e *event
 			continue
 		}
 		e.size = 1
+		if does == looks && e.off%4 == 0 && n-i >= 4 {
+			e.size, e.sem, e.scope = 4, strong, scopeSystem
+		}
 		if err := f(e, i); err != nil {
 			return err
 		}
-		i++
+		i += uint64(e.size)
 	}
 	return nil
 }
@@ -353,7 +356,8 @@ func (m *Machine) span8(e *event, n uint64, does int) error {
 	}
 	var kept []span
 	for _, x := range r.spans {
-		if x.high <= low || high <= x.low || !write && (x.write || !t.known(x.slot, x.clock, false)) {
+		// Who looks does not stand for who has read weakly.
+		if x.high <= low || high <= x.low || !write && (x.write || does == looks && !x.looked || !t.known(x.slot, x.clock, false)) {
 			kept = append(kept, x)
 			continue
 		}

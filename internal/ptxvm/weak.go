@@ -561,11 +561,37 @@ func (m *Machine) place(e *event) (*location, error) {
 			return nil, nil
 		}
 		for i := range n.locs {
-			n.locs[i] = m.settled(e.region, e.off/8*8+uint64(i)*uint64(e.size), e.size)
+			l := m.settled(e.region, e.off/8*8+uint64(i)*uint64(e.size), e.size)
+			per := int(e.size / w.size)
+			for k := range per {
+				m.inherit(&l, &w.locs[i*per+k])
+			}
+			n.locs[i] = l
 		}
 	}
 	e.region.words[e.off/8] = n
 	return &n.locs[e.off%8/uint64(e.size)], nil
+}
+
+// inherit makes a location of what is known of a part of it: all that was stored there is in its value, and races as before with those who are not behind it.
+func (m *Machine) inherit(l, part *location) {
+	first := l.messages[0]
+	for i := range part.messages {
+		x := part.messages[i]
+		if x.slot < 0 {
+			continue
+		}
+		x.value, x.time = first.value, l.messages[len(l.messages)-1].time+between
+		x.sem, x.claimed, x.passes = 0, false, nil
+		l.messages = m.messages.insert(l.messages, len(l.messages), x)
+		l.weakStores = true
+	}
+	for i := range part.reads {
+		r := part.reads[i]
+		r.time, r.sem, r.passed = first.time, 0, nil
+		l.reads = append(l.reads, r)
+		l.weakLoads = true
+	}
 }
 
 func (m *Machine) storeElement(e *event, v uint64) error {
