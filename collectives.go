@@ -137,7 +137,7 @@ type planCache struct {
 	plans  map[planKey]*list.Element
 	recent list.List // of *cachedPlan, the last used in front
 
-	// What has to be the same on every rank: how many calls have run, the next plan's number, and the numbers of all that ran.
+	// What has to be the same on every rank: how many calls had a plan, the next plan's number, and the numbers of all that they had.
 	ran, next, history uint64
 }
 
@@ -349,11 +349,8 @@ func (c *planCache) make(ctx context.Context, what *call, create func(ctx contex
 	})
 }
 
-// enqueue runs a plan.
+// enqueue runs a plan. It counts also if it does not run: the ranks have called alike, and it may have failed on some of them only.
 func (c *planCache) enqueue(p *cachedPlan, s device.Stream) error {
-	if err := p.plan.Run(s); err != nil {
-		return err
-	}
 	number := p.number
 	if s.Capturing() {
 		p.recorded = true
@@ -361,7 +358,7 @@ func (c *planCache) enqueue(p *cachedPlan, s device.Stream) error {
 	}
 	c.ran++
 	c.history = (c.history ^ number) * 1099511628211 // FNV-1a, by words
-	return nil
+	return p.plan.Run(s)
 }
 
 // own is the rank's own stream.
@@ -493,25 +490,42 @@ func (c *planCache) going(stale []uint64) (all []*list.Element) {
 	return all
 }
 
-// close gives all plans back, and the stream, if the device comes to their end before ctx does. Collective; the caller has the memory's turn.
+// close gives all plans back, and the stream if its work has ended before ctx has; else that is an error, and close is called again. Collective the first time; the caller
+// has the memory's turn, so nobody makes a plan, and who would run one finds the cache closed.
 func (c *planCache) close(ctx context.Context) (err error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return nil
-	}
 	c.streamMu.Lock()
+	began := c.closed
 	c.closed = true
 	c.streamMu.Unlock()
-	for e := c.recent.Front(); e != nil; e = e.Next() {
-		if closeErr := e.Value.(*cachedPlan).plan.Close(ctx); err == nil {
-			err = closeErr // those of the others are the same
+	c.mu.Unlock()
+	if !began {
+		for e := c.recent.Front(); e != nil; e = e.Next() {
+			if closeErr := e.Value.(*cachedPlan).plan.Close(ctx); err == nil {
+				err = closeErr // those of the others are the same
+			}
 		}
+		c.recent.Init()
+		clear(c.plans)
 	}
-	c.recent.Init()
-	clear(c.plans)
-	if c.stream != nil {
-		err = errors.Join(err, c.stream.Close())
+	if c.stream == nil {
+		return err
 	}
-	return err
+	waited := c.stream.Synchronize(ctx)
+	if ended, asked := c.stream.Query(); asked == nil && !ended {
+		return errors.Join(err, waited)
+	}
+	return errors.Join(err, c.end())
+}
+
+// end closes the stream, whose work has ended, unless it is closed.
+func (c *planCache) end() error {
+	s := c.stream
+	if c.stream = nil; s == nil {
+		return nil
+	}
+	if err := s.Close(); !errors.Is(err, ErrClosed) {
+		return err
+	}
+	return nil
 }

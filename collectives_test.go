@@ -642,3 +642,117 @@ func TestNilContextIsTold(t *testing.T) {
 		return errors.Join(r.AllReduce(none, x, kernels.Sum), r.Synchronize(bounded), x.Close(bounded), y.Close(bounded))
 	})
 }
+
+// TestCallsAfterALateRank: a rank that was late once has ended the plan that ran then, and no other: the ranks have made the same calls all the same.
+func TestCallsAfterALateRank(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cfg := config.Default()
+	cfg.Timeout, cfg.KernelTimeout = 20*time.Second, 300*time.Millisecond
+	ranks, err := symmem.OpenLocal(ctx, 2, cfg, nobody)
+	require.NoError(t, err)
+	var g errgroup.Group
+	for _, r := range ranks {
+		g.Go(func() error {
+			x, err := ones(ctx, r, 6)
+			if err != nil {
+				return err
+			}
+			y, err := ones(ctx, r, 6)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(r.AllReduce(ctx, x, kernels.Sum), first(ctx, r, x, 2), r.Barrier(ctx)); err != nil {
+				return err
+			}
+			if r.Rank() == 1 {
+				time.Sleep(900 * time.Millisecond)
+			}
+			var late error
+			for range 2 { // on one rank the second is refused, and on the other one it waits in vain
+				late = errors.Join(late, r.AllReduce(ctx, x, kernels.Sum), r.Synchronize(ctx))
+			}
+			if late == nil {
+				return errors.New("a rank that is late was waited for")
+			}
+			if err := r.Barrier(ctx); err != nil {
+				return err
+			}
+			for i := range 3 {
+				if err := errors.Join(r.AllReduce(ctx, y, kernels.Sum), first(ctx, r, y, float32(int(2)<<i))); err != nil {
+					return fmt.Errorf("call %d after that: %w", i, err)
+				}
+			}
+			_ = r.Close(ctx) // which tells of x's plan
+			return nil
+		})
+	}
+	require.NoError(t, g.Wait())
+}
+
+// TestCloseEndsWithItsContext: Close with work that waits for a rank that has not come ends soon after its context, and has kept what the work is on; who calls a
+// collective meanwhile is not held up. Once the work has ended a second Close ends it.
+func TestCloseEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cfg := config.Default()
+	cfg.Timeout, cfg.KernelTimeout = 40*time.Second, 7*time.Second
+	ranks, err := symmem.OpenLocal(ctx, 2, cfg, nobody)
+	require.NoError(t, err)
+	tried := make(chan struct{})
+	var g errgroup.Group
+	for _, r := range ranks {
+		g.Go(func() error {
+			var all []*tensor.Tensor
+			for range 2 {
+				x, err := ones(ctx, r, 6)
+				if err == nil {
+					err = errors.Join(r.AllReduce(ctx, x, kernels.Sum), first(ctx, r, x, 2))
+				}
+				if err != nil {
+					return err
+				}
+				all = append(all, x)
+			}
+			if err := r.Barrier(ctx); err != nil {
+				return err
+			}
+			if r.Rank() == 1 {
+				<-tried
+				_ = r.Close(ctx) // which tells that rank 0 has given up
+				return nil
+			}
+			defer close(tried)
+			for _, x := range all {
+				if err := r.AllReduce(ctx, x, kernels.Sum); err != nil {
+					return err
+				}
+			}
+			soon, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+			defer cancel()
+			beside := make(chan error, 1)
+			go func() {
+				time.Sleep(100 * time.Millisecond)
+				began := time.Now()
+				err := wantIs(r.AllReduce(soon, all[0], kernels.Sum), symmem.ErrClosed)
+				if took := time.Since(began); took > 3*time.Second {
+					err = errors.Join(err, fmt.Errorf("a call beside Close took %v", took))
+				}
+				beside <- err
+			}()
+			began := time.Now()
+			kept := r.Close(soon)
+			if took := time.Since(began); took > 10*time.Second || !errors.Is(kept, context.DeadlineExceeded) {
+				return fmt.Errorf("Close took %v: %w", took, kept)
+			}
+			if err := <-beside; err != nil {
+				return err
+			}
+			if err := r.Close(ctx); errors.Is(err, symmem.ErrClosed) {
+				return fmt.Errorf("the first Close has kept nothing: %w", err)
+			}
+			return wantIs(r.Close(ctx), symmem.ErrClosed)
+		})
+	}
+	require.NoError(t, g.Wait())
+}

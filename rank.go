@@ -206,7 +206,7 @@ func (r *Rank) Close(ctx context.Context) error {
 	if memErr != nil && r.memory.Busy() {
 		return keep(memErr)
 	}
-	err = errors.Join(err, memErr, r.group.Close(ctx))
+	err = errors.Join(err, r.calls.end(), memErr, r.group.Close(ctx))
 	if p := r.parent; p != nil {
 		p.mu.Lock()
 		p.subs = slices.DeleteFunc(p.subs, func(s *Rank) bool { return s == r })

@@ -13,6 +13,7 @@ import (
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device/cuda"
 	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -89,6 +90,26 @@ func TestErrorIsToldOnce(t *testing.T) {
 		}})
 		if n := strings.Count(err.Error(), "Builder.Wait"); n != 1 {
 			return fmt.Errorf("it is told %d times: %w", n, err)
+		}
+		return nil
+	})
+}
+
+// TestNoTensors: a spec with tensors that are none is an error on every rank, also where only one has it.
+func TestNoTensors(t *testing.T) {
+	host := func(*collective.Addresses) (collective.HostKernel, error) {
+		return func(*collective.HostRun) error { return nil }, nil
+	}
+	onRanks(t, 2, patience, onHost, func(ctx context.Context, r *rank) error {
+		var none *tensor.Tensor
+		for _, x := range []tensor.SymmetricTensor{nil, none, &tensor.Tensor{}} {
+			if r.Rank() == 0 {
+				x = r.x
+			}
+			_, err := collective.New(ctx, r.m, collective.Spec{Name: "of nothing", Tensors: []tensor.SymmetricTensor{x}, Host: host})
+			if !errors.Is(err, errs.ErrInvalid) {
+				return fmt.Errorf("a tensor that is none: %w", err)
+			}
 		}
 		return nil
 	})

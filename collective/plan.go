@@ -143,10 +143,10 @@ func (p *Plan) over() bool {
 		return false
 	}
 	on := p.tenant.stream.Load()
-	if on == nil || (*on).Capturing() { // asking would end the capture
+	if on == nil {
 		return false
 	}
-	ended, err := (*on).Query()
+	ended, err := (*on).Query() // of one that is recorded it says neither; and see gone
 	return ended || errors.Is(err, errs.ErrClosed)
 }
 

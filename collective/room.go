@@ -122,11 +122,9 @@ func (t *tenant) others(all map[*tenant]bool, s device.Stream, look bool) (taken
 	return taken, len(largest)
 }
 
-// gone reports whether a stream is closed.
+// gone reports whether a stream is closed. It asks by what does not wait for a launch that is being enqueued there: the plans of other ranks of the process, for
+// which that launch may wait, need tenants meanwhile.
 func gone(s device.Stream) bool {
-	if s.Capturing() {
-		return false // asking would end the capture
-	}
 	_, err := s.Query()
 	return errors.Is(err, errs.ErrClosed)
 }

@@ -95,9 +95,11 @@ func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 	if failure == nil {
 		failure = p.check()
 	}
-	form := p.form()
-	if failure == nil && form == nil {
-		failure = p.noForm()
+	var form form
+	if failure == nil {
+		if form = p.form(); form == nil {
+			failure = p.noForm()
+		}
 	}
 	err := m.InTurn(ctx, "preparing "+p.name, func(ctx context.Context, gaveUp error) error {
 		return p.prepare(ctx, form, cmp.Or(gaveUp, failure))

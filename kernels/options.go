@@ -91,7 +91,7 @@ type collectiveForm interface {
 // given says which argument is missing.
 func (m *maker) given(ctx context.Context) error {
 	err := errs.Given(m.call, "ctx", ctx, "a context")
-	if m.in == m.out {
+	if m.in == m.out && len(m.more) == 0 {
 		return errors.Join(err, usable(m.call, "t", m.in))
 	}
 	err = errors.Join(err, usable(m.call, "in", m.in), usable(m.call, "out", m.out))

@@ -100,7 +100,25 @@ func TestMissingTensorIsTold(t *testing.T) {
 				return fmt.Errorf("rank 1 with %s: %w", c.what, err)
 			}
 		}
-		return nil
+		// Also where in and out are one, and other tensors are missing.
+		numbers, err := tensor.Zeros(ctx, m, tensor.Int64, 2)
+		if err != nil {
+			return err
+		}
+		if err := numbers.Rendezvous(ctx); err != nil {
+			return err
+		}
+		var none *tensor.Tensor
+		for _, missing := range []tensor.SymmetricTensor{nil, none, &tensor.Tensor{}} {
+			counts, received := tensor.SymmetricTensor(numbers), tensor.SymmetricTensor(numbers)
+			if m.Group().Rank() == 1 {
+				counts, received = missing, missing
+			}
+			if _, err := NewAllToAllV(ctx, x, x, counts, received, nil); !errors.Is(err, errs.ErrInvalid) {
+				return fmt.Errorf("rank 1 with counts of %v: %w", missing, err)
+			}
+		}
+		return numbers.Close(ctx)
 	})
 }
 

@@ -476,6 +476,18 @@ func (m *Memory) idleOrBroken(ctx context.Context, going ...*entry) (busy, broke
 	return nil, busy
 }
 
+// tellTime is how long a rank whose device is at work when the caller's context ends waits for the others, to tell them.
+const tellTime = 5 * time.Second
+
+// tellBy is until when it waits: several calls with one context that has ended wait no longer than one.
+func tellBy(ctx context.Context) time.Time {
+	now := time.Now()
+	if d, ok := ctx.Deadline(); ok && d.Before(now) {
+		now = d
+	}
+	return now.Add(tellTime)
+}
+
 // quiesce waits until this rank's device has nothing left to do and every rank has said so. Every rank comes to the vote,
 // even one whose device does not finish in time (busy); one that has voted before (left) does not vote again. Over a backend that
 // may move data behind the device's back, this rank is busy as long as a peer that lives is, whose library may still write its memory,
@@ -491,8 +503,10 @@ func (m *Memory) quiesce(ctx context.Context, op string, left bool, gaveUp error
 	}
 	failure := broken
 	if busy != nil {
-		// The caller's context has ended, but the others must be told.
-		ctx, failure = context.WithoutCancel(ctx), busy
+		// The caller's context has ended, but the others must be told. Those who have not come by then find that this rank has given up, which tells them the same.
+		within, cancel := context.WithDeadline(context.WithoutCancel(ctx), tellBy(ctx))
+		defer cancel()
+		ctx, failure = within, busy
 	}
 	err := m.group.Vote(ctx, op, failure)
 	_, alone := errors.AsType[*group.PeerLostError](err) // in this group: a peer that is busy may tell of a loss elsewhere

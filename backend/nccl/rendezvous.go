@@ -65,15 +65,29 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 		return nil, err
 	}
 	w := b.registered(a.base)
-	if w == nil {
-		if w, err = b.register(ctx, a.base, a.span); err != nil {
-			return nil, err
+	fresh := w == nil
+	if fresh {
+		w, err = b.register(ctx, a.base, a.span)
+	}
+	far := allPut(offers)
+	if far {
+		// The window has ranks of one host, and the next call takes all: nobody comes to that where a host has none.
+		if voted := b.group.Vote(ctx, "a window", err); voted != nil {
+			if err == nil && fresh {
+				voted = errors.Join(voted, b.deregister(context.WithoutCancel(ctx), w, a.base))
+			}
+			return nil, voted
 		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if fresh {
 		b.mu.Lock()
 		b.windows[a.base] = w
 		b.mu.Unlock()
 	}
-	if allPut(offers) {
+	if far {
 		if err := b.registerFar(ctx, b.puts, a); err != nil {
 			if w.users == 0 {
 				err = errors.Join(err, b.drop(ctx, w, a.base))
