@@ -35,6 +35,11 @@
 // directory if there is one, or the file that [LoadOptions].File, --config or SYMMEM_CONFIG names, which must then exist. It
 // must be a regular file of at most one mebibyte. A key that is not known is an error, a key without a value counts as unset.
 //
+// A file says which libraries are loaded and whom the process meets. So a symmem.yaml that nobody has named must belong to this user or to root, and
+// no other user may write it; a file of this user may be writable by this user's own group. A link to it must belong to one of the two as well. Any other
+// is an error, so that a file which someone has put into a shared directory is not obeyed. A file that was named is read whoever owns it. Where
+// files have no such owners (Windows), the check does not apply.
+//
 // # Forms
 //
 // A list is a YAML list or names with commas between them. A duration needs its unit ("90s", "2m"). Whole numbers are decimal: 010 is ten. Blanks around a value

@@ -31,7 +31,7 @@ const (
 // LoadOptions says where [Load] looks. The zero LoadOptions looks into the environment and for symmem.yaml.
 type LoadOptions struct {
 	// File is the path of the configuration file, which must exist; "" asks --config, then SYMMEM_CONFIG, then looks for
-	// symmem.yaml.
+	// symmem.yaml, which only this user and root may write.
 	File string
 	// Flags is a parsed set of flags that AddFlags has extended; nil has none.
 	Flags *pflag.FlagSet
@@ -47,8 +47,8 @@ type LoadOptions struct {
 
 // Load puts the settings together from all sources, as the package comment says, and validates them. Nil options are the zero
 // LoadOptions. It reads the environment and at most one file, and keeps neither. All that is wrong is in one error, as in
-// [Config.Validate]; unknown names are in it too, and are ErrInvalid. A file that cannot be read is the error of the operating system,
-// os.ErrNotExist if one was named that is not there.
+// [Config.Validate]; unknown names are in it too, and are ErrInvalid. So is a symmem.yaml that was not named and that others than this user and root
+// may have written. A file that cannot be read is the error of the operating system, os.ErrNotExist if one was named that is not there.
 func Load(opts *LoadOptions) (Config, error) {
 	if opts == nil {
 		opts = &LoadOptions{}
@@ -228,7 +228,7 @@ func configFile(opts *LoadOptions, env map[string]string) (path string, settings
 	if path == "" {
 		path, optional = defaultFile, true
 	}
-	data, err := readFile(path)
+	data, err := readFile(path, !optional)
 	if optional && errors.Is(err, fs.ErrNotExist) {
 		return "", nil, nil
 	}
@@ -354,21 +354,36 @@ func withoutSecret(key string) string {
 	return key
 }
 
-// readFile returns what is in a regular file of moderate size. Other files might never end, or never begin.
-func readFile(path string) ([]byte, error) {
-	info, err := os.Stat(path)
+// readFile returns what is in a regular file of moderate size. Other files might never end, or never begin. A file that was not named is only read
+// if nobody else can have planted it.
+func readFile(path string, named bool) ([]byte, error) {
+	f, err := os.OpenFile(path, openFlags, 0)
+	if err != nil {
+		return nil, err
+	}
+	data, err := readOpen(f, path, named)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	return data, nil
+}
+
+// readOpen reads the file that was opened. It asks the file, not the path, what it is: another may be there by now.
+func readOpen(f *os.File, path string, named bool) ([]byte, error) {
+	info, err := f.Stat()
 	if err != nil {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
 		return nil, errs.Invalid(op, "file", path, "a regular file")
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
+	if !named {
+		if err := planted(path, info); err != nil {
+			return nil, err
+		}
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	if len(data) > maxFile {

@@ -125,17 +125,27 @@ func (f *flags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 	return &flagStore{transfer: t, source: &f.sources[i]}, nil
 }
 
-// Close deregisters and frees the memory.
-func (f *flags) Close() error {
-	var err error
-	if f.region.Bytes > 0 {
-		err = f.backend.node.deregister(nixl.DRAM, f.region)
+// Close deregisters and frees the memory. Nothing may be written to it or from it any more.
+func (f *flags) Close() error { return errors.Join(f.deregister(), f.free()) }
+
+// deregister deregisters the memory.
+func (f *flags) deregister() error {
+	if f.region.Bytes == 0 {
+		return nil
 	}
-	if f.mem != nil {
-		err = errors.Join(err, giveBack(f.mem))
+	region := f.region
+	f.region = nixl.Block{}
+	return f.backend.node.deregister(nixl.DRAM, region)
+}
+
+// free frees the memory.
+func (f *flags) free() error {
+	mem := f.mem
+	f.mem, f.words, f.sources = nil, nil, nil
+	if mem == nil {
+		return nil
 	}
-	f.mem, f.words, f.sources, f.region = nil, nil, nil, nixl.Block{}
-	return err
+	return giveBack(mem)
 }
 
 // flagStore writes one word of a peer.

@@ -25,7 +25,7 @@ func (b *Backend) greet(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
+	within, cancel := context.WithTimeout(ctx, greetBound(ctx, b.patience))
 	defer cancel()
 	var writes []*flagStore
 	for peer := range size {
@@ -43,9 +43,9 @@ func (b *Backend) greet(ctx context.Context) error {
 		}
 	}
 	if err == nil {
-		err = await(ctx, writes)
+		err = await(within, writes)
 	}
-	// No rank releases its words before all have written.
+	// No rank releases its words before all have written. The ranks vote when the time for reaching each other is over, too: that is what they are to hear.
 	reached := b.group.Vote(ctx, "reaching each other", err)
 	var own error
 	for r := range f.Words() {
@@ -56,9 +56,21 @@ func (b *Backend) greet(ctx context.Context) error {
 	for _, w := range writes {
 		own = errors.Join(own, w.Close())
 	}
-	own = errors.Join(own, f.Close())
+	if reached == nil {
+		own = errors.Join(own, f.Close())
+	} else {
+		b.node.keep(f) // this rank's writes from it, or peers' to it, may be under way
+	}
 	// What one rank finds now, the others must know: they would use a backend that it has not.
 	return errors.Join(reached, b.group.Vote(ctx, "having reached each other", own))
+}
+
+// greetBound returns how long greet may wait for the writes: less than the caller allows for all, because the ranks vote on it afterwards.
+func greetBound(ctx context.Context, patience time.Duration) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return min(patience, time.Until(deadline)*3/4)
+	}
+	return patience
 }
 
 // await waits for the writes, all of which are under way.

@@ -73,6 +73,8 @@ type Options struct {
 	pads bool
 	// drive makes the node drive the engine.
 	drive bool
+	// greetTimeout, unless 0, is used in place of the constant.
+	greetTimeout time.Duration
 	// shareFlags makes ranks share the memory of their flags as those with GPUs do.
 	shareFlags bool
 }
@@ -85,6 +87,7 @@ type Backend struct {
 	group       *group.Group
 	log         *slog.Logger
 	timeout     time.Duration
+	patience    time.Duration // with peers that are to be reached for the first time
 	device      device.Device
 	owned       bool          // whether Close closes the device
 	lib         *nixl.Library // nil for a sub-group
@@ -125,7 +128,8 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	b := &Backend{group: g, log: o.Logger.With("backend", Name, "rank", g.Rank()), timeout: o.KernelTimeout}
+	b := &Backend{group: g, log: o.Logger.With("backend", Name, "rank", g.Rank()), timeout: o.KernelTimeout,
+		patience: cmp.Or(o.greetTimeout, greetTimeout)}
 	where, err := b.locate(ctx, &o, b.open(ctx, &o))
 	if err != nil {
 		return nil, errors.Join(err, b.Close(context.WithoutCancel(ctx)))

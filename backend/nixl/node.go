@@ -31,6 +31,7 @@ type node struct {
 	last    uint64          // the number of the latest registration
 	regions []nixl.Block    // of the device's memory, by address
 	strays  []request       // given up while the library worked on them
+	kept    []*flags        // given up while the library may have worked on them
 	known   map[string]bool // the agents that are connected to
 }
 
@@ -165,17 +166,40 @@ func (n *node) quiesce(ctx context.Context) error {
 // strayTimeout is how long a closing node waits for strays: those to a rank that is lost end within milliseconds.
 const strayTimeout = 2 * time.Second
 
+// keep takes over flags that were given up while writes to them or from them may be under way.
+func (n *node) keep(f *flags) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.kept = append(n.kept, f)
+}
+
 // close ends the agent. Strays that do not end are cancelled.
 func (n *node) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, strayTimeout)
 	defer cancel()
 	err := n.quiesce(ctx)
 	n.mu.Lock()
+	var released error
 	for _, r := range n.strays {
-		err = errors.Join(err, r.Release())
+		released = errors.Join(released, r.Release())
 	}
 	n.strays = nil
+	kept := n.kept
+	n.kept = nil
 	n.mu.Unlock()
 	n.driver.stop()
-	return errors.Join(err, n.dropScratch(), n.engine.Close())
+	err = errors.Join(err, released, n.dropScratch())
+	if released == nil { // else the agent deregisters them when it ends, with what it still works on
+		for _, f := range kept {
+			err = errors.Join(err, f.deregister())
+		}
+	}
+	if failed := n.engine.Close(); failed != nil {
+		return errors.Join(err, failed) // an agent that may be there still may write to what was kept: it stays mapped
+	}
+	// What peers have written may arrive as long as there is an agent, so that only now nothing goes to this memory.
+	for _, f := range kept {
+		err = errors.Join(err, f.free())
+	}
+	return err
 }
