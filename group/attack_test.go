@@ -644,3 +644,41 @@ func TestGroupsThatNobodyOpens(t *testing.T) {
 	h.arrive(0, "999", 0, &arrival{kind: kindSub, members: []int{0, 1, 2}, to: late})
 	require.Equal(t, failGaveUp, (<-late).failure.kind)
 }
+
+// TestReturningBytes: more is read from connections on which a rank may come back, and not without end: neither from one nor from all of them.
+func TestReturningBytes(t *testing.T) {
+	lim := tightLimits()
+	lim.unproven, lim.returning, lim.lent = 1000, 3000, 2500
+	l := newBoundedListener(listenLoopback(t), lim, newSession(0, 0, nil, lim).logger)
+	defer l.Close()
+	accepted := func() *serviceSocket {
+		t.Helper()
+		c, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = c.Close() })
+		s, err := l.Accept()
+		require.NoError(t, err)
+		_, err = c.Write(make([]byte, 5000))
+		require.NoError(t, err)
+		require.NoError(t, s.SetReadDeadline(time.Now().Add(30*time.Second)))
+		s.(*serviceSocket).returns.Store(true)
+		return s.(*serviceSocket)
+	}
+	first, second := accepted(), accepted()
+	_, err := io.ReadFull(first, make([]byte, 3000))
+	require.NoError(t, err)
+	_, err = io.ReadFull(second, make([]byte, 1500))
+	require.NoError(t, err)
+	_, err = io.ReadFull(second, make([]byte, 100))
+	require.ErrorIs(t, err, errUnproven, "all places together")
+	third := accepted()
+	_, err = io.ReadFull(third, make([]byte, 1500))
+	require.NoError(t, err, "the second one has given back what it had")
+	_, err = io.ReadFull(first, make([]byte, 1))
+	require.ErrorIs(t, err, errUnproven, "one alone")
+	third.admit()
+	require.Zero(t, l.lent)
+	_, err = io.ReadFull(third, make([]byte, 3500))
+	require.NoError(t, err)
+	require.NoError(t, third.Close())
+}

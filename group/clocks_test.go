@@ -79,7 +79,7 @@ func meetAndLeave(ctx context.Context, o *Options) error {
 // connection's only moments are those of certificates, which count where the program brings its own (Options.TLS).
 func TestNoTimeOnTheWire(t *testing.T) {
 	known := []protoreflect.FullName{
-		"Hello.restart", "Hello.world_size", "Member.world_rank", "Member.pid", "Member.local_rank", "Member.at_once", "Member.quota", "Member.quota_of",
+		"Hello.restart", "Hello.world_size", "Hello.liveness", "Welcome.liveness", "Member.world_rank", "Member.pid", "Member.local_rank", "Member.at_once", "Member.quota", "Member.quota_of",
 		"Refusal.reason", "Arrival.sequence", "Arrival.kind", "Arrival.root", "Arrival.members", "Arrival.conditions", "Arrival.excuse_conditions", "Abandon.sequence", "Outcome.sequence", "Outcome.sizes",
 		"Failure.kind", "Failure.rank", "Failure.missing", "Failure.limit", "RankFailure.rank", "RankFailure.conditions", "Loss.world_rank", "Loss.pid",
 		"StoreRequest.id", "StoreRequest.verb", "StoreRequest.delta", "StoreReply.id", "StoreReply.number", "CancelGet.id", "Taken.sequence", "Taken.request",

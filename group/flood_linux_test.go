@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -117,4 +119,60 @@ func TestTableOfFilesFull(t *testing.T) {
 	text := end()
 	require.Contains(t, text, "too many open files")
 	t.Log(text)
+}
+
+// TestManyStrangers: a peer without the token opens many more connections than there are places, and opens each again as soon as it is ended. A rank
+// comes to its turn behind all that wait, whether they come from another address than it or from the same.
+func TestManyStrangers(t *testing.T) {
+	for name, from := range map[string]net.IP{"another address": net.IPv4(127, 0, 0, 2), "the same address": net.IPv4(127, 0, 0, 1)} {
+		t.Run(name, func(t *testing.T) {
+			lim := defaultLimits
+			lim.pending, lim.hurry = 8, 20*time.Millisecond
+			addr, service, finish := startJob(t, 2, Options{Token: longToken, Timeout: 20 * time.Second, limits: &lim})
+			ctx, cancel := context.WithCancel(t.Context())
+			var wait sync.WaitGroup
+			defer func() {
+				cancel()
+				wait.Wait()
+			}()
+			const strangers = 200
+			var opened atomic.Int64
+			dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: from}}
+			for range strangers {
+				wait.Go(func() {
+					for ctx.Err() == nil {
+						c, err := dialer.DialContext(ctx, "tcp", addr)
+						if err != nil {
+							return // the service is gone
+						}
+						opened.Add(1)
+						stop := interruptible(ctx, c)
+						_, _ = c.Write(prologue(modeTLS))
+						_, _ = io.Copy(io.Discard, c)
+						stop()
+						_ = c.Close()
+					}
+				})
+			}
+			require.Eventually(t, func() bool { return opened.Load() >= strangers }, 30*time.Second, time.Millisecond)
+			finish()
+			service.listener.mu.Lock()
+			defer service.listener.mu.Unlock()
+			require.Empty(t, service.listener.pending)
+			require.Empty(t, service.listener.sources)
+		})
+	}
+}
+
+// TestSourceOf: a network of IPv6 is one source, and an address of IPv4 is one however it is written.
+func TestSourceOf(t *testing.T) {
+	for address, source := range map[string]string{
+		"192.0.2.7:5": "192.0.2.7", "[::ffff:192.0.2.7]:5": "192.0.2.7",
+		"[2001:db8:1:2:3:4:5:6]:7": "2001:db8:1:2::/64", "[2001:db8:1:2::9]:7": "2001:db8:1:2::/64", "[fe80::1%1]:7": "fe80::/64",
+	} {
+		a, err := net.ResolveTCPAddr("tcp", address)
+		require.NoError(t, err)
+		require.Equal(t, source, sourceOf(a))
+	}
+	require.Equal(t, "/tmp/socket", sourceOf(&net.UnixAddr{Name: "/tmp/socket", Net: "unix"}))
 }

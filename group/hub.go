@@ -295,12 +295,17 @@ func (h *hub) attachAs(m Member, session string, events eventReceiver) (before r
 	return rankAbsent, true
 }
 
-// redirect sends a present rank's news to another receiver.
+// redirect sends a present rank's news to another receiver. What the one before was told may be gone with its connection, so it is told again.
 func (h *hub) redirect(worldRank int, events eventReceiver) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if r := &h.ranks[worldRank]; r.state == rankPresent {
-		r.events = events
+	r := &h.ranks[worldRank]
+	if r.state != rankPresent {
+		return
+	}
+	r.events = events
+	for _, l := range h.losses() {
+		h.tellLoss(events, l)
 	}
 }
 

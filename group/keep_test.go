@@ -646,3 +646,95 @@ func breakLink(t *testing.T, g *Group) {
 	require.True(t, ok)
 	r.cancel() // it does not come again
 }
+
+// TestLossBetweenConnections: a rank comes back, hears of a loss, and has to connect once more before it has said anything: what was sent to it over the
+// first connection may not have arrived, so it is told again over the second.
+func TestLossBetweenConnections(t *testing.T) {
+	ctx := testContext(t)
+	name := uniqueJob()
+	store, err := durable.Open(ctx, "memory://here/"+name, durable.Options{Name: name})
+	require.NoError(t, err)
+	l := listenLoopback(t)
+	o, err := (&Options{WorldSize: 3, Addr: l.Addr().String()}).checked()
+	require.NoError(t, err)
+	h := newHub(3, o.bounds())
+	h.keeper = newKeeper(store, time.Second, o.Logger)
+	for rank := range h.ranks { // present, as an earlier service has left them
+		h.ranks[rank] = hubRank{state: rankPresent, session: fmt.Sprint("join ", rank), member: Member{WorldRank: rank}}
+		h.present++
+	}
+	s, err := startService(l, h, o, o.Logger)
+	require.NoError(t, err)
+	defer func() {
+		s.stop()
+		require.NoError(t, h.keeper.end(ctx, true))
+	}()
+	hello := &pb.Hello{WorldSize: 3, Member: Member{WorldRank: 0}.toWire(), Session: "join 0", Again: true}
+	admitted := func() *serviceConn {
+		t.Helper()
+		near, far := net.Pipe()
+		t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+		c := &serviceConn{
+			service: s, socket: &serviceSocket{heardConn: heardConn{Conn: near}, listener: s.listener}, outbox: newOutbox(100, 1<<20),
+			gone: make(chan struct{}),
+		}
+		c.rank.Store(-1)
+		require.Nil(t, c.admit(hello))
+		return c
+	}
+	first := admitted()
+	h.lose(2, "the test says so")
+	require.NoError(t, h.keeper.flush(ctx))
+	require.Len(t, first.outbox.take(), 2, "the welcome and the loss")
+	first.breaks("the test says so")
+	second := admitted()
+	require.NoError(t, h.keeper.flush(ctx))
+	got := second.outbox.take()
+	require.Len(t, got, 2, "the welcome and the loss")
+	frame, ok := got[1].message.(rawFrame)
+	require.Truef(t, ok, "%T", got[1].message)
+	var m pb.ServerMessage
+	require.NoError(t, proto.Unmarshal(frame, &m))
+	require.EqualValues(t, 2, m.GetLoss().GetWorldRank())
+}
+
+// TestLongReturn: a rank comes back with so many calls under way that it takes more bytes to say so than a stranger may send.
+func TestLongReturn(t *testing.T) {
+	t.Parallel() // it waits, most of the time
+	for name, token := range map[string]string{"plain": "", "token": "0123456789abcdef"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := testContext(t)
+			lim := defaultLimits
+			lim.unproven = 8 << 10
+			s := newKeptService(t, 2, Options{
+				Job: uniqueJob(), Store: "memory://here/" + uniqueJob(), Token: token, Timeout: 20 * time.Second, limits: &lim,
+			})
+			groups := s.join()
+			const calls = 1000
+			failures := make([][]error, 2)
+			var wait sync.WaitGroup
+			callAll := func(rank int) {
+				failures[rank] = make([]error, calls)
+				for i := range calls {
+					wait.Go(func() { failures[rank][i] = groups[rank].Barrier(ctx, "many") })
+				}
+			}
+			r := groups[1].session.transport.(*remote)
+			waiting := func() int {
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				return len(r.rounds)
+			}
+			callAll(1)
+			require.Eventually(t, func() bool { return waiting() == calls }, 30*time.Second, time.Millisecond)
+			require.Error(t, s.end())
+			s.start(nil)
+			callAll(0)
+			wait.Wait()
+			requireNone(t, failures[0])
+			requireNone(t, failures[1])
+			s.finish(ctx, groups)
+		})
+	}
+}

@@ -12,8 +12,11 @@ type limits struct {
 	attempt   time.Duration // a rank's first attempt to connect; later ones may take longer
 	handshake time.Duration // from a connection's beginning until a rank is admitted on it
 	patience  time.Duration // the same, while further connections wait for a place; a tenth of it where no greeting has come
+	hurry     time.Duration // the same for a source that has more than its share of the places; 0 goes by the number of places
 	pending   int           // connections on which no rank was admitted yet; 0 goes by the limit of open files
 	unproven  int64         // bytes that are read from a connection before a rank is admitted on it
+	returning int64         // the same where a rank may come back to a service that was started again, and says what it waits for
+	lent      int64         // bytes beyond unproven that are read from all such connections together
 
 	keys       int   // in all stores of the job
 	storeBytes int64 // of keys and values in all stores of the job
@@ -30,6 +33,8 @@ var defaultLimits = limits{
 	handshake: 10 * time.Second,
 	patience:  2 * time.Second,
 	unproven:  256 << 10,
+	returning: 16 << 20, // twice what a rank says that waits for as many calls as it may, in groups with the longest names
+	lent:      128 << 20,
 
 	keys:       1 << 18,
 	storeBytes: 256 << 20,
@@ -53,6 +58,16 @@ func (l *limits) pendingLimit() int {
 		return max(4, int(files/4))
 	}
 	return maxPending
+}
+
+// moment is how long a connection may do nothing where its source has more than its share of so many places. The fewer places there are, the sooner each
+// has to be free again, for thousands a second.
+func (l *limits) moment(places int) time.Duration {
+	const longest, shortest = 40 * time.Millisecond, 5 * time.Millisecond
+	if l.hurry > 0 {
+		return l.hurry
+	}
+	return max(shortest, longest*time.Duration(places)/maxPending)
 }
 
 // What the quotas count, and what to do about them.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -54,7 +55,9 @@ var processStart = time.Now()
 
 // boundedListener accepts the connections of the rendezvous service. Until a rank is admitted on a connection, which may be
 // anyone's, it may take little: there are few such connections at a time, each has a deadline, and little is read from it. Where
-// others wait for a place, the deadline is short, and whoever holds the most places loses one first.
+// others wait for a place, the deadline is short, and whoever holds the most places loses one first. A source that holds many of
+// them has the shortest deadline: the system's queue in front of Accept does not know sources, so what somebody puts into it has to be
+// taken out as fast as it comes, or nobody else's turn comes.
 type boundedListener struct {
 	net.Listener
 	limits *limits
@@ -66,6 +69,10 @@ type boundedListener struct {
 	mu      sync.Mutex
 	closed  bool
 	pending map[*serviceSocket]struct{} // on which no rank is admitted yet
+	sources map[string]int              // how many of them come from where
+	known   map[string]time.Time        // when a rank was last admitted from there
+	evicted int                         // connections that were ended for others
+	lent    int64                       // bytes beyond the bound that were read from them
 	spare   *os.File                    // is closed to accept a connection when no further file can be opened
 	full    *FileLimitError             // the last time that there were too many open files
 	refused int                         // connections that were refused for that
@@ -76,11 +83,16 @@ type boundedListener struct {
 type serviceSocket struct {
 	heardConn
 	listener  *boundedListener
-	source    string // the address that it comes from, without the port
+	source    string // where it comes from
 	began     time.Time
+	proven    atomic.Bool // its peer knows the token
+	evicted   atomic.Bool // it was ended for others
 	admitted  atomic.Bool
 	received  atomic.Int64 // bytes, until a rank is admitted
+	returns   atomic.Bool  // a rank may come back on it
+	lent      int64        // guarded by the listener's lock: how many bytes beyond the bound were read
 	connected atomic.Bool  // a rank has said hello on it
+	liveness  atomic.Int64 // nanoseconds of silence after which the rank counts the service as lost, if it says so
 	due       atomic.Int64 // bytes of the messages that gRPC was given to send
 	messages  atomic.Int64 // bytes of messages that the system has taken to send
 }
@@ -90,7 +102,8 @@ var errUnproven = errors.New("too much was sent before a rank was admitted")
 func newBoundedListener(l net.Listener, lim *limits, logger *slog.Logger) *boundedListener {
 	b := &boundedListener{
 		Listener: l, limits: lim, logger: logger, most: lim.pendingLimit(), done: make(chan struct{}), room: make(chan struct{}, 1),
-		pending: make(map[*serviceSocket]struct{}),
+		pending: make(map[*serviceSocket]struct{}), sources: make(map[string]int),
+		known: make(map[string]time.Time),
 	}
 	b.keepSpare()
 	return b
@@ -172,14 +185,12 @@ func (l *boundedListener) closePending(age time.Duration) error {
 
 func (l *boundedListener) track(conn net.Conn) *serviceSocket {
 	c := &serviceSocket{heardConn: heardConn{Conn: conn}, listener: l, began: time.Now()}
-	c.source = conn.RemoteAddr().String()
-	if host, _, err := net.SplitHostPort(c.source); err == nil {
-		c.source = host
-	}
+	c.source = sourceOf(conn.RemoteAddr())
 	l.mu.Lock()
 	closed := l.closed
 	if !closed {
 		l.pending[c] = struct{}{}
+		l.sources[c.source]++
 	}
 	l.mu.Unlock()
 	if closed {
@@ -189,6 +200,23 @@ func (l *boundedListener) track(conn net.Conn) *serviceSocket {
 		return nil
 	}
 	return c
+}
+
+// sourceOf returns what connections of one peer have in common: the address, and of IPv6 the network, in which a peer may have as many as it likes.
+func sourceOf(a net.Addr) string {
+	at, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return a.String()
+	}
+	ip := at.Addr().Unmap()
+	if ip.Is4() {
+		return ip.String()
+	}
+	network, err := ip.Prefix(64)
+	if err != nil {
+		return ip.String()
+	}
+	return network.String()
 }
 
 // waitForRoom waits until one more connection may be pending, and reports false when the listener is closed.
@@ -206,11 +234,7 @@ func (l *boundedListener) waitForRoom() bool {
 		slowest, wait := l.slowest()
 		l.mu.Unlock()
 		if slowest != nil {
-			l.logger.Warn("ended a connection on which no rank was admitted in time while others waited", "from", slowest.RemoteAddr(),
-				"time", l.limits.patience, "connections at a time", l.most)
-			if err := slowest.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-				l.logger.Debug("closing a connection", "error", err)
-			}
+			l.evict(slowest)
 			continue
 		}
 		timer := time.NewTimer(wait)
@@ -223,30 +247,59 @@ func (l *boundedListener) waitForRoom() bool {
 	}
 }
 
-// slowest returns the pending connection to close, or for how long none has to be closed. It picks the oldest of those whose time is up, from the
-// source that has the most, so that a source that opens many cannot keep out one that opens few.
-func (l *boundedListener) slowest() (*serviceSocket, time.Duration) {
-	sources := make(map[string]int)
-	for c := range l.pending {
-		sources[c.source]++
+// evict ends a connection on which no rank was admitted, because others wait for its place.
+func (l *boundedListener) evict(c *serviceSocket) {
+	l.mu.Lock()
+	l.evicted++
+	first := l.evicted == 1
+	l.mu.Unlock()
+	level := slog.LevelDebug // the first one tells all, and there may be thousands a second
+	if first {
+		level = slog.LevelWarn
 	}
+	l.logger.Log(context.Background(), level, "ended a connection on which no rank was admitted in time while others waited", "from", c.RemoteAddr(),
+		"time", time.Since(c.began), "connections at a time", l.most)
+	c.evicted.Store(true)
+	if err := c.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		l.logger.Debug("closing a connection", "error", err)
+	}
+}
+
+// slowest returns the pending connection to close, or for how long none has to be closed. It picks the oldest of those whose time is up, from the
+// source that has the most, so that a source that opens many cannot keep out one that opens few. The caller holds the lock.
+func (l *boundedListener) slowest() (*serviceSocket, time.Duration) {
 	var worst *serviceSocket
 	wait := l.limits.patience
 	for c := range l.pending {
-		allowed := l.limits.patience
-		if c.received.Load() < int64(prologueLength) { // a rank sends its greeting as soon as it is connected
-			allowed /= 10
-		}
-		if left := allowed - time.Since(c.began); left > 0 {
+		if left := l.allowed(c) - time.Since(c.began); left > 0 {
 			wait = min(wait, left)
 			continue
 		}
-		if worst == nil || sources[c.source] > sources[worst.source] ||
-			sources[c.source] == sources[worst.source] && c.began.Before(worst.began) {
+		if worst == nil || l.sources[c.source] > l.sources[worst.source] ||
+			l.sources[c.source] == l.sources[worst.source] && c.began.Before(worst.began) {
 			worst = c
 		}
 	}
 	return worst, wait
+}
+
+// allowed returns for how long a connection may be pending while others wait. A rank may have its address in common with a source of many, so these
+// have a moment too: a rank that is not hindered goes on within it. What is left to do after that takes the service's time as well as the rank's, and is
+// not cut off so soon. Neither are connections from where ranks were just admitted, most likely from a host that starts many of them, or the service would
+// have the same work again and again.
+func (l *boundedListener) allowed(c *serviceSocket) time.Duration {
+	said, greeting := c.received.Load(), int64(prologueLength)
+	patience := l.limits.patience
+	if said < greeting { // a rank sends its greeting as soon as it is connected
+		patience /= 10
+	}
+	switch {
+	case l.sources[c.source] <= max(1, l.most/4) || c.proven.Load():
+		return patience
+	case said <= greeting && time.Since(l.known[c.source]) > l.limits.patience:
+		return min(patience, l.limits.moment(l.most))
+	}
+	return min(patience, l.limits.patience/4)
 }
 
 // keepSpare opens the spare file if it is not open, and reports whether it is.
@@ -343,6 +396,13 @@ func (l *boundedListener) forget(c *serviceSocket) {
 	l.mu.Lock()
 	_, ok := l.pending[c]
 	delete(l.pending, c)
+	if ok {
+		if l.sources[c.source]--; l.sources[c.source] == 0 {
+			delete(l.sources, c.source)
+		}
+		l.lent -= c.lent
+		c.lent = 0
+	}
 	l.mu.Unlock()
 	if ok {
 		signal(l.room)
@@ -352,15 +412,43 @@ func (l *boundedListener) forget(c *serviceSocket) {
 // admit removes the bounds from a connection on which a rank was admitted.
 func (c *serviceSocket) admit() {
 	c.admitted.Store(true)
-	c.listener.forget(c)
+	l := c.listener
+	l.mu.Lock()
+	l.known[c.source] = time.Now()
+	l.mu.Unlock()
+	l.forget(c)
 }
 
 func (c *serviceSocket) Read(b []byte) (int, error) {
 	n, err := c.heardConn.Read(b)
-	if n > 0 && !c.admitted.Load() && c.received.Add(int64(n)) > c.listener.limits.unproven {
+	if n > 0 && !c.admitted.Load() && !c.may(c.received.Add(int64(n))) {
 		return 0, closing(errUnproven, c)
 	}
 	return n, err
+}
+
+// may reports whether so many bytes may be read before a rank is admitted. A rank that comes back with very much under way says more than others; where
+// many do at the same time, those beyond the bound of all have to come again.
+func (c *serviceSocket) may(received int64) bool {
+	l := c.listener
+	over := received - l.limits.unproven
+	switch {
+	case over <= 0:
+		return true
+	case !c.returns.Load() || received > l.limits.returning:
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, pending := l.pending[c]; !pending { // a rank was admitted meanwhile, or the connection is closed
+		return true
+	}
+	if l.lent+over-c.lent > l.limits.lent {
+		return false
+	}
+	l.lent += over - c.lent
+	c.lent = over
+	return true
 }
 
 // Close ends the connection.

@@ -46,7 +46,8 @@ type Options struct {
 	Timeout time.Duration
 	// LivenessTimeout is how long a rank (or, for the others, the service) may be silent before it counts as lost, at least
 	// 100 ms; heartbeats are sent far more often. A connection that breaks is noticed at once. How long ranks may be silent is for the process to say
-	// that serves. Zero is 10 seconds.
+	// that serves, and how long the service may be is for each rank; both sides learn it of each other, and send heartbeats as often as the shorter
+	// one needs. A rank that is stopped while it joins counts as lost after the service's Timeout and LivenessTimeout. Zero is 10 seconds.
 	LivenessTimeout time.Duration
 	// Store, for Serve alone, is the URL of a store that keeps the state of the job, such as etcd://10.0.0.1:2379/symmem, so that a service that is started
 	// again goes on with it. The program imports the kind's package: [github.com/symmem/symmem/group/durable/etcd]. "" keeps nothing.

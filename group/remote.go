@@ -51,6 +51,7 @@ type link struct {
 	stream grpc.BidiStreamingClient[pb.ClientMessage, pb.ServerMessage]
 	cancel context.CancelFunc
 	socket *heardConn
+	theirs int64         // nanoseconds of silence after which the service counts this rank as lost, if it says so
 	ended  chan struct{} // closed when the stream has ended
 	why    atomic.Pointer[string]
 	work   sync.WaitGroup
@@ -253,7 +254,7 @@ func (r *remote) welcome(ctx context.Context, l *link, again bool) error {
 	o := r.options
 	hello := &pb.Hello{
 		Job: []byte(o.Job), Restart: int64(o.Restart), WorldSize: int64(o.WorldSize), Member: r.member.toWire(), Session: r.session.id,
-		Again: again,
+		Again: again, Liveness: int64(o.LivenessTimeout),
 	}
 	if again {
 		hello.Waits = r.waits()
@@ -268,6 +269,7 @@ func (r *remote) welcome(ctx context.Context, l *link, again bool) error {
 	}
 	switch b := answer.GetBody().(type) {
 	case *pb.ServerMessage_Welcome:
+		l.theirs = b.Welcome.GetLiveness()
 		r.welcomed(l, b.Welcome.GetKept(), again)
 		return nil
 	case *pb.ServerMessage_Refusal:
@@ -435,7 +437,7 @@ func (r *remote) beat(ctx context.Context, l *link) {
 			}
 		}
 	})
-	ticker := time.NewTicker(heartbeatInterval(r.liveness))
+	ticker := time.NewTicker(beatInterval(r.liveness, l.theirs))
 	defer ticker.Stop()
 	for stream.Send(&pb.Heartbeat{}) == nil {
 		select {

@@ -11,7 +11,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/symmem/symmem/group/internal/pb"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -216,4 +219,95 @@ func TestListenerWithoutAddress(t *testing.T) {
 	require.ErrorContains(t, err, "address")
 	_, err = l.Accept()
 	require.ErrorIs(t, err, net.ErrClosed)
+}
+
+// TestLivenessTimeoutsDiffer: the service and the ranks judge silence by timeouts of their own, and none of them that merely has nothing to do is lost
+// by the shorter one.
+func TestLivenessTimeoutsDiffer(t *testing.T) {
+	t.Parallel() // it waits
+	const short, idle = 500 * time.Millisecond, 2 * time.Second
+	for name, liveness := range map[string]struct{ service, ranks time.Duration }{
+		"the service's is short": {service: short}, "the ranks' is short": {ranks: short},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := testContext(t)
+			l := listenLoopback(t)
+			ended := make(chan error, 1)
+			go func() { ended <- Serve(ctx, &Options{WorldSize: 2, Listener: l, LivenessTimeout: liveness.service}) }()
+			groups, failures := make([]*Group, 2), make([]error, 2)
+			var wait sync.WaitGroup
+			for rank := range groups {
+				wait.Go(func() {
+					groups[rank], failures[rank] = Join(ctx, &Options{
+						Rank: rank, WorldSize: 2, Addr: l.Addr().String(), Served: true, LivenessTimeout: liveness.ranks,
+					})
+				})
+			}
+			wait.Wait()
+			requireNone(t, failures)
+			select {
+			case <-groups[0].Lost():
+			case <-groups[1].Lost():
+			case <-time.After(idle):
+			}
+			for _, g := range groups {
+				require.NoError(t, g.Err())
+			}
+			requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "after") }))
+			requireNone(t, onAll(groups, func(g *Group) error { return g.Close(ctx) }))
+			require.NoError(t, <-ended)
+		})
+	}
+}
+
+// TestBeatInterval: a peer that does not say by what it judges is one of an earlier release, and none makes this side beat without end.
+func TestBeatInterval(t *testing.T) {
+	require.Equal(t, time.Second, beatInterval(10*time.Second, 0))
+	require.Equal(t, time.Second, beatInterval(10*time.Second, -1))
+	require.Equal(t, 125*time.Millisecond, beatInterval(10*time.Second, int64(500*time.Millisecond)))
+	require.Equal(t, 125*time.Millisecond, beatInterval(500*time.Millisecond, int64(10*time.Second)))
+	require.Equal(t, minLivenessTimeout/4, beatInterval(10*time.Second, 1))
+}
+
+// TestServeFrozenRank: a rank that is stopped for good after its welcome, before it has said anything else, is lost when it could have joined by then.
+// Its connection stands.
+func TestServeFrozenRank(t *testing.T) {
+	t.Parallel() // it waits
+	ctx := testContext(t)
+	l := listenLoopback(t)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Serve(ctx, &Options{WorldSize: 2, Listener: l, Timeout: 400 * time.Millisecond, LivenessTimeout: 200 * time.Millisecond})
+	}()
+	o := &Options{Rank: 1, WorldSize: 2, Addr: l.Addr().String(), Served: true}
+	conn, err := net.Dial("tcp", o.Addr)
+	require.NoError(t, err)
+	conn, err = handshakeClient(ctx, conn, o)
+	require.NoError(t, err)
+	client, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return conn, nil }), grpc.WithIdleTimeout(0), grpc.WithDisableRetry())
+	require.NoError(t, err)
+	defer client.Close()
+	stream, err := pb.NewRendezvousClient(client).Connect(ctx)
+	require.NoError(t, err)
+	m, err := thisProcess(1, 0, "")
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(&pb.ClientMessage{Body: &pb.ClientMessage_Hello{Hello: &pb.Hello{WorldSize: 2, Member: m.toWire(), Session: "frozen"}}}))
+	answer, err := stream.Recv()
+	require.NoError(t, err)
+	require.NotNil(t, answer.GetWelcome())
+
+	o.Rank, o.Timeout = 0, 15*time.Second
+	_, err = Join(ctx, o)
+	var lost *PeerLostError
+	require.ErrorAs(t, err, &lost)
+	require.Equal(t, 1, lost.Rank)
+	require.ErrorContains(t, err, "since it was admitted")
+	select {
+	case err := <-ended:
+		require.NoError(t, err)
+	case <-time.After(30 * time.Second):
+		t.Fatal("the job is not over")
+	}
 }

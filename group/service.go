@@ -181,12 +181,17 @@ func (g *gate) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, er
 	}
 	conn, err := handshakeService(raw, g.service.options, g.certificates)
 	if err != nil {
-		g.service.logger.Warn("refused a connection", "from", raw.RemoteAddr(), "error", err)
+		if !socket.evicted.Load() { // else it is told already
+			g.service.logger.Warn("refused a connection", "from", raw.RemoteAddr(), "error", err)
+		}
 		return nil, nil, closing(err, raw)
 	}
+	// Where no service was before this one, nobody comes back.
+	socket.returns.Store(g.service.hub.keeper != nil && g.service.hub.keeper.restored)
 	level := credentials.NoSecurity
 	if g.certificates != nil {
 		level = credentials.PrivacyAndIntegrity
+		socket.proven.Store(true)
 	}
 	return &countingConn{Conn: conn, count: &socket.messages}, gateInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: level}, socket: socket}, nil
 }
@@ -288,7 +293,7 @@ func (s *service) Beat(stream grpc.BidiStreamingServer[pb.Heartbeat, pb.Heartbea
 			}
 		}
 	})
-	ticker := time.NewTicker(heartbeatInterval(s.options.LivenessTimeout))
+	ticker := time.NewTicker(beatInterval(s.options.LivenessTimeout, socket.liveness.Load()))
 	defer ticker.Stop()
 	for {
 		if err := socket.send(stream, &pb.Heartbeat{}); err != nil {
@@ -327,9 +332,12 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 		return refusedEnding
 	}
 	c.socket.hear()
+	c.socket.liveness.Store(h.GetLiveness())
 	c.rank.Store(int64(m.WorldRank))
 	// The welcome is queued before the hub may queue anything else.
-	c.outbox.put(&pb.ServerMessage{Body: &pb.ServerMessage_Welcome{Welcome: &pb.Welcome{Kept: s.hub.keeper != nil}}})
+	c.outbox.put(&pb.ServerMessage{Body: &pb.ServerMessage_Welcome{Welcome: &pb.Welcome{
+		Kept: s.hub.keeper != nil, Liveness: int64(o.LivenessTimeout),
+	}}})
 	if before, ok := s.hub.attachAs(m, c.session, c); !ok && (s.hub.keeper == nil || !s.hub.back(m.WorldRank, c.session, h.GetWaits(), c)) {
 		if before != rankPresent || !s.replace(m.WorldRank, c) {
 			c.rank.Store(-1)
@@ -604,6 +612,15 @@ func (c *serviceConn) detach() {
 // heartbeatInterval is short enough that several beats fit into the silence that is allowed.
 func heartbeatInterval(liveness time.Duration) time.Duration { return min(time.Second, liveness/4) }
 
+// beatInterval is for heartbeats to a peer that judges by a liveness timeout of its own, of so many nanoseconds, or does not say by which: what one side
+// may take for silence, the other has to come before.
+func beatInterval(own time.Duration, theirs int64) time.Duration {
+	if theirs > 0 {
+		own = min(own, max(time.Duration(theirs), minLivenessTimeout))
+	}
+	return heartbeatInterval(own)
+}
+
 // watch ends the connections of silent ranks, and those on which nobody was admitted in time.
 func (s *service) watch() {
 	interval := min(heartbeatInterval(s.options.LivenessTimeout), s.limits.handshake/4)
@@ -638,12 +655,13 @@ type silentConn struct {
 	reason string
 }
 
-// silent returns the connections whose ranks are lost. A rank that has not spoken since it was admitted does not yet count as silent; if its
-// connection broke, it has the same time to connect again.
+// silent returns the connections whose ranks are lost. A rank that has not spoken since it was admitted may have been stopped while it joined, for which
+// it has the Timeout too; if its connection broke, it has the LivenessTimeout to connect again.
 func (s *service) silent(late bool) []silentConn {
 	var silent []silentConn
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	joining := s.options.Timeout + s.options.LivenessTimeout
 	for _, c := range s.attached {
 		switch {
 		case late:
@@ -654,6 +672,8 @@ func (s *service) silent(late bool) []silentConn {
 			}
 		case c.phase.Load() == phaseSpoken && c.socket.silence() > s.options.LivenessTimeout:
 			silent = append(silent, silentConn{c, fmt.Sprintf("it was silent for %v", s.options.LivenessTimeout)})
+		case c.socket.silence() > joining && c.phase.CompareAndSwap(phaseFresh, phaseSpoken): // else the job would never be over
+			silent = append(silent, silentConn{c, fmt.Sprintf("it was silent for %v since it was admitted", joining)})
 		}
 	}
 	return silent

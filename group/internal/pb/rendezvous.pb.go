@@ -397,9 +397,10 @@ type Hello struct {
 	Restart       int64                  `protobuf:"varint,2,opt,name=restart,proto3" json:"restart,omitempty"`
 	WorldSize     int64                  `protobuf:"varint,3,opt,name=world_size,json=worldSize,proto3" json:"world_size,omitempty"`
 	Member        *Member                `protobuf:"bytes,4,opt,name=member,proto3" json:"member,omitempty"`
-	Session       string                 `protobuf:"bytes,5,opt,name=session,proto3" json:"session,omitempty"` // unique to one join of one rank
-	Again         bool                   `protobuf:"varint,6,opt,name=again,proto3" json:"again,omitempty"`    // the rank was admitted by a service that is gone, and comes back to the one in its place
-	Waits         []*Taken               `protobuf:"bytes,7,rep,name=waits,proto3" json:"waits,omitempty"`     // what such a rank waits for; what else is kept for it, it has
+	Session       string                 `protobuf:"bytes,5,opt,name=session,proto3" json:"session,omitempty"`    // unique to one join of one rank
+	Again         bool                   `protobuf:"varint,6,opt,name=again,proto3" json:"again,omitempty"`       // the rank was admitted by a service that is gone, and comes back to the one in its place
+	Waits         []*Taken               `protobuf:"bytes,7,rep,name=waits,proto3" json:"waits,omitempty"`        // what such a rank waits for; what else is kept for it, it has
+	Liveness      int64                  `protobuf:"varint,8,opt,name=liveness,proto3" json:"liveness,omitempty"` // nanoseconds that the service may be silent before this rank counts it as lost; 0 if the rank does not say
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -481,6 +482,13 @@ func (x *Hello) GetWaits() []*Taken {
 		return x.Waits
 	}
 	return nil
+}
+
+func (x *Hello) GetLiveness() int64 {
+	if x != nil {
+		return x.Liveness
+	}
+	return 0
 }
 
 // Member is what a group knows of one of its ranks.
@@ -603,7 +611,8 @@ func (x *Member) GetQuotaOf() uint64 {
 // Welcome answers Hello: the rank is attached.
 type Welcome struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kept          bool                   `protobuf:"varint,1,opt,name=kept,proto3" json:"kept,omitempty"` // what the service knows outlives it, so a rank that loses its connection looks for the next one
+	Kept          bool                   `protobuf:"varint,1,opt,name=kept,proto3" json:"kept,omitempty"`         // what the service knows outlives it, so a rank that loses its connection looks for the next one
+	Liveness      int64                  `protobuf:"varint,2,opt,name=liveness,proto3" json:"liveness,omitempty"` // nanoseconds that a rank may be silent before the service counts it as lost; 0 if the service does not say
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -643,6 +652,13 @@ func (x *Welcome) GetKept() bool {
 		return x.Kept
 	}
 	return false
+}
+
+func (x *Welcome) GetLiveness() int64 {
+	if x != nil {
+		return x.Liveness
+	}
+	return 0
 }
 
 // Refusal answers Hello instead, and ends the stream.
@@ -1828,7 +1844,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x05store\x18\x05 \x01(\v2 .symmem.rendezvous.v1.StoreReplyH\x00R\x05store\x120\n" +
 	"\x04loss\x18\x06 \x01(\v2\x1a.symmem.rendezvous.v1.LossH\x00R\x04lossB\x06\n" +
 	"\x04body\"\v\n" +
-	"\tHeartbeat\"\xeb\x01\n" +
+	"\tHeartbeat\"\x87\x02\n" +
 	"\x05Hello\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\fR\x03job\x12\x18\n" +
 	"\arestart\x18\x02 \x01(\x03R\arestart\x12\x1d\n" +
@@ -1837,7 +1853,8 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x06member\x18\x04 \x01(\v2\x1c.symmem.rendezvous.v1.MemberR\x06member\x12\x18\n" +
 	"\asession\x18\x05 \x01(\tR\asession\x12\x14\n" +
 	"\x05again\x18\x06 \x01(\bR\x05again\x121\n" +
-	"\x05waits\x18\a \x03(\v2\x1b.symmem.rendezvous.v1.TakenR\x05waits\"\x89\x02\n" +
+	"\x05waits\x18\a \x03(\v2\x1b.symmem.rendezvous.v1.TakenR\x05waits\x12\x1a\n" +
+	"\bliveness\x18\b \x01(\x03R\bliveness\"\x89\x02\n" +
 	"\x06Member\x12\x1d\n" +
 	"\n" +
 	"world_rank\x18\x01 \x01(\x03R\tworldRank\x12\x12\n" +
@@ -1853,9 +1870,10 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\aat_once\x18\b \x01(\x03R\x06atOnce\x12\x14\n" +
 	"\x05quota\x18\t \x01(\x03R\x05quota\x12\x19\n" +
 	"\bquota_of\x18\n" +
-	" \x01(\x04R\aquotaOf\"\x1d\n" +
+	" \x01(\x04R\aquotaOf\"9\n" +
 	"\aWelcome\x12\x12\n" +
-	"\x04kept\x18\x01 \x01(\bR\x04kept\"5\n" +
+	"\x04kept\x18\x01 \x01(\bR\x04kept\x12\x1a\n" +
+	"\bliveness\x18\x02 \x01(\x03R\bliveness\"5\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\rR\x06reason\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"\xc6\x02\n" +
