@@ -651,3 +651,76 @@ func TestRoom(t *testing.T) {
 	})
 	assert.Empty(t, m.left())
 }
+
+// TestFullQueueHoldsUpNobodyElse: a launch that waits for room in the driver's queue, and a plan of the same rank that looks whether its stream is closed, do not hold up the first run of
+// another rank's plan, for which that launch may wait.
+func TestFullQueueHoldsUpNobodyElse(t *testing.T) {
+	m := newMachine(2, map[string]fake{"still": still})
+	var full atomic.Bool
+	waits, room, looks, ran := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
+	call := m.Call
+	m.Call = func(name string, gpu int) cu.Result {
+		if name == "cuLaunchKernelEx" && full.CompareAndSwap(true, false) {
+			m.Mu.Unlock() // which is the whole machine's
+			close(waits)
+			<-room
+			m.Mu.Lock()
+		}
+		return call(name, gpu)
+	}
+	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
+		var plans []*collective.Plan
+		var streams []device.Stream
+		for i := range 3 {
+			p, err := collective.New(ctx, r.m, collective.Spec{Name: fmt.Sprint("plan ", i), CUDA: &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 32}})
+			if err != nil {
+				return err
+			}
+			s, err := r.streams()
+			if err != nil {
+				return err
+			}
+			plans, streams = append(plans, p), append(streams, s)
+		}
+		end := func(err error) error {
+			for i := range plans {
+				err = errors.Join(err, plans[i].Close(ctx), streams[i].Close())
+			}
+			return err
+		}
+		if r.Rank() == 1 {
+			<-looks
+			go func() {
+				defer close(ran)
+				assert.NoError(t, plans[0].Run(streams[0]))
+			}()
+			select {
+			case <-ran:
+			case <-time.After(10 * time.Second):
+				t.Error("another rank's plan was held up")
+			}
+			close(room)
+			<-ran
+			return end(nil)
+		}
+		if err := errors.Join(plans[0].Run(streams[0]), plans[1].Run(streams[1])); err != nil {
+			return err
+		}
+		full.Store(true)
+		both := make(chan error, 2)
+		go func() { both <- plans[0].Run(streams[0]) }()
+		<-waits
+		go func() {
+			err := plans[2].Run(streams[2])
+			if !errors.Is(err, errs.ErrNoRoom) {
+				both <- fmt.Errorf("a third plan: %w", err)
+				return
+			}
+			both <- nil
+		}()
+		time.Sleep(200 * time.Millisecond) // for it to look
+		close(looks)
+		return end(errors.Join(<-both, <-both))
+	})
+	assert.Empty(t, m.left())
+}

@@ -388,7 +388,7 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 
 // Free releases a when this rank's device has nothing left to do. Without a window it is local. With one it is collective: it also waits
 // for all ranks, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If ctx ends while
-// the device still works, or before an earlier collective call has ended, the memory is kept on this rank, and Free can be called again. If a peer is lost, this rank's memory is released
+// the device still works, or before an earlier collective call has ended, the memory is kept on this rank, and Free can be called again; it has waited up to 5 seconds for the others then, to tell them. If a peer is lost, this rank's memory is released
 // and the error is ErrPeerLost. Freeing twice is ErrClosed, and so is freeing what has a window after Close, even if that has kept it.
 func (m *Memory) Free(ctx context.Context, a backend.Allocation) error {
 	if err := errors.Join(errs.Given("Free", "ctx", ctx, "a context"), errs.Given("Free", "allocation", a, "one that Allocate or Register gave")); err != nil {
@@ -547,7 +547,7 @@ func (m *Memory) release(ctx context.Context, e *entry) error {
 // Close releases everything: it waits for this rank's device and for all ranks, unmaps, releases and closes the backend. Collective.
 // Allocations that were not freed are logged as leaks, with the place that made them, and released. Lost peers do not hold it
 // up. If ctx ends while this rank's device still works, or before an earlier call that allocates, frees or is collective has ended, nothing is released on this
-// rank, and Close can be called again; [Memory.Busy] reports that. Closing twice is ErrClosed.
+// rank, and Close can be called again, as after Free; [Memory.Busy] reports that. Closing twice is ErrClosed.
 func (m *Memory) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return err
