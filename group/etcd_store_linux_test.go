@@ -266,6 +266,38 @@ func TestEtcdStartedAgain(t *testing.T) {
 	s.finish(ctx, groups)
 }
 
+// TestEtcdAwayForLong: an etcd that is away for longer than it keeps what nobody comes back for, and comes back, keeps what the store has for as long as that is open.
+func TestEtcdAwayForLong(t *testing.T) {
+	t.Parallel() // it waits, most of the time
+	client, peer := freePort(), freePort()
+	if _, err := exec.LookPath("etcd"); err != nil {
+		testneed.Missing(t, "etcd", err)
+	}
+	dir := t.TempDir()
+	server, err := startEtcd(dir, client, peer)
+	require.NoError(t, err)
+	ctx := testContext(t)
+	const ttl = 4 * time.Second
+	s, err := durable.Open(ctx, server.url, durable.Options{Name: "job", TTL: ttl})
+	require.NoError(t, err)
+	change := func(value string) [][]durable.Change {
+		return [][]durable.Change{{{Key: "k", Value: []byte(value)}}}
+	}
+	require.NoError(t, s.Commit(ctx, change("before")))
+	server.kill()
+	time.Sleep(ttl + 3*time.Second)
+	server, err = startEtcd(dir, client, peer)
+	require.NoError(t, err)
+	defer func() { server.kill() }()
+	require.NoError(t, s.Commit(ctx, change("behind")))
+	time.Sleep(2*ttl + time.Second)
+	kept, err := s.Load(ctx)
+	require.NoError(t, err)
+	require.Equal(t, map[string][]byte{"k": []byte("behind")}, kept)
+	require.NoError(t, s.Commit(ctx, change("in the end")))
+	require.NoError(t, s.Close())
+}
+
 // TestEtcdRefuses: an etcd that is not there, or does not let the service in, is an error that says so, in bounded time and without the password.
 func TestEtcdRefuses(t *testing.T) {
 	t.Parallel() // it waits, most of the time

@@ -11,6 +11,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // flagSignals is signal, wait and barrier over words that the backend writes in the peers' host memory. The pad is laid out as
@@ -27,6 +28,9 @@ type flagSignals struct {
 	words    []atomic.Uint64
 	consumed []atomic.Uint32 // by pad index: what this rank has waited for
 	epochs   []atomic.Uint32 // by channel: the barriers that this rank has come to
+
+	life   sync.RWMutex // is held by who reads or writes words, of which close takes the memory
+	closed bool
 
 	mu    sync.Mutex
 	lanes []atomic.Pointer[flagLane] // by channel, kind and peer, made at first use
@@ -169,7 +173,27 @@ func (f *flagSignals) waitAll(s device.Stream, channel int, beside bool) error {
 	return device.EnqueueHostWork(s, &f.channels[channel].waitAll)
 }
 
+// open says whether the words are there still, and keeps them there until done is called. A wait that its stream has cut off is polled until it ends by itself, and
+// the memory may be closed meanwhile.
+func (f *flagSignals) open() bool {
+	f.life.RLock()
+	if f.closed {
+		f.life.RUnlock()
+		return false
+	}
+	return true
+}
+
+// done ends what open has begun.
+func (f *flagSignals) done() { f.life.RUnlock() }
+
+// errFlagsClosed is of a run that the words were taken from.
+func errFlagsClosed() error { return fmt.Errorf("signals: %w", errs.ErrClosed) }
+
 func (f *flagSignals) close() error {
+	f.life.Lock()
+	defer f.life.Unlock()
+	f.closed = true
 	var err error
 	for i := range f.lanes {
 		if l := f.lanes[i].Swap(nil); l != nil {
@@ -311,6 +335,10 @@ type flagSent struct {
 
 func (r *flagSent) Poll() (bool, error) {
 	l := r.lane
+	if !l.signals.open() {
+		return false, errFlagsClosed()
+	}
+	defer l.signals.done()
 	ended, err := l.reached(r.count)
 	if !ended && err == nil {
 		err = l.signals.waitOn(r.began)
@@ -359,6 +387,10 @@ type flagAwaited struct {
 
 func (r *flagAwaited) Poll() (bool, error) {
 	f := r.signals
+	if !f.open() {
+		return false, errFlagsClosed()
+	}
+	defer f.done()
 	if have, whole := f.count(r.index); whole && int32(have-r.count) >= 0 {
 		f.awaits.give(r)
 		return true, nil
@@ -529,6 +561,10 @@ type meeting struct {
 
 func (r *flagMeeting) Poll() (bool, error) {
 	f := r.signals
+	if !f.open() {
+		return false, errFlagsClosed()
+	}
+	defer f.done()
 	late := -1
 	for peer := range r.peers {
 		m := &r.peers[peer]

@@ -3,9 +3,14 @@ package memory
 import (
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // TestHalfWrittenFlag: a word whose halves differ is no count yet.
@@ -65,4 +70,69 @@ func TestSignalsUnderWay(t *testing.T) {
 	assert.True(t, reached(third))
 	assert.True(t, reached(second))
 	assert.Len(t, store.posted, 2)
+}
+
+// takenFlags take the words away when they are closed.
+type takenFlags struct {
+	backend.Flags
+	of     *flagSignals
+	closed atomic.Bool
+}
+
+func (t *takenFlags) Close() error {
+	t.closed.Store(true)
+	t.of.words = nil
+	return nil
+}
+
+// heldStore is a store of which a poll takes until a test says so.
+type heldStore struct {
+	slowStore
+	polled, release chan struct{}
+}
+
+func (s *heldStore) Poll() (bool, error) {
+	close(s.polled)
+	<-s.release
+	return false, nil
+}
+
+// TestRunsAfterClose: a run that its stream has cut off is polled until it ends, also when the words have gone meanwhile: it is ErrClosed then, and nobody reads where they were.
+func TestRunsAfterClose(t *testing.T) {
+	store := &heldStore{polled: make(chan struct{}), release: make(chan struct{})}
+	f := &flagSignals{size: 2, words: make([]atomic.Uint64, 8), consumed: make([]atomic.Uint32, 8)}
+	flags := &takenFlags{of: f}
+	f.flags = flags
+	lane := &flagLane{signals: f, peer: 1, store: store}
+	require.NoError(t, store.Post(twice(1)))
+	lane.flying, lane.busy = 1, true
+	f.lanes = make([]atomic.Pointer[flagLane], 8)
+	f.lanes[0].Store(lane)
+	sent := &flagSent{lane: lane, count: 1, began: time.Now()}
+
+	closed := make(chan error, 1)
+	polls := make(chan struct{})
+	f.memory = &Memory{} // whose group is nil: a poll that comes to it panics
+	go func() {
+		defer close(polls)
+		defer func() { _ = recover() }()
+		_, _ = sent.Poll()
+	}()
+	<-store.polled
+	go func() { closed <- f.close() }()
+	time.Sleep(50 * time.Millisecond)
+	assert.False(t, flags.closed.Load(), "the words were taken from a poll")
+	close(store.release)
+	<-polls
+	require.NoError(t, <-closed)
+	assert.True(t, flags.closed.Load())
+	for what, run := range map[string]device.HostProgress{
+		"a signal":  sent,
+		"a wait":    &flagAwaited{flagWait: flagWait{f, 1, 0}, index: 1, count: 1, began: time.Now()},
+		"a barrier": &flagMeeting{flagBarrier: flagBarrier{f, 0}, epoch: 1, began: time.Now(), peers: make([]meeting, 2)},
+		"several":   &flagRuns{of: f, under: []device.HostProgress{sent}},
+	} {
+		_, err := run.Poll()
+		assert.ErrorIs(t, err, errs.ErrClosed, what)
+	}
 }

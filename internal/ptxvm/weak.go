@@ -560,20 +560,40 @@ func (m *Machine) place(e *event) (*location, error) {
 		if m.ordered(&whole, w.locs, true) != nil {
 			return nil, nil
 		}
-		for i := range n.locs {
-			l := m.settled(e.region, e.off/8*8+uint64(i)*uint64(e.size), e.size)
-			per := int(e.size / w.size)
-			for k := range per {
-				m.inherit(&l, &w.locs[i*per+k])
+		low := int(e.off % 8 / uint64(w.size))
+		per := int(e.size / w.size)
+		for i := range w.locs { // what is beside it stays as narrow as it is while somebody may be in a race there
+			if (i < low || i >= low+per) && !m.overWith(&w.locs[i]) {
+				return nil, nil
 			}
-			n.locs[i] = l
+		}
+		for i := range n.locs {
+			n.locs[i] = m.settled(e.region, e.off/8*8+uint64(i)*uint64(e.size), e.size)
+		}
+		for i := range per {
+			m.inherit(&n.locs[low/per], &w.locs[low+i])
 		}
 	}
 	e.region.words[e.off/8] = n
 	return &n.locs[e.off%8/uint64(e.size)], nil
 }
 
-// inherit makes a location of what is known of a part of it: all that was stored there is in its value, and races as before with those who are not behind it.
+// overWith says whether everybody is behind all that was done at a location.
+func (m *Machine) overWith(l *location) bool {
+	for i := range l.messages {
+		if x := &l.messages[i]; !m.everyone(x.slot, x.clock, x.alias) {
+			return false
+		}
+	}
+	for i := range l.reads {
+		if r := &l.reads[i]; !m.everyone(r.slot, r.last, r.alias) {
+			return false
+		}
+	}
+	return true
+}
+
+// inherit adds to a location what is known of a part of it: all that was stored there is in its value, and races as before with those who are not behind it.
 func (m *Machine) inherit(l, part *location) {
 	first := l.messages[0]
 	for i := range part.messages {

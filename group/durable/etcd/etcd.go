@@ -69,6 +69,9 @@ const page = 64
 // pause is the time between two attempts of what may be tried again.
 const pause = 200 * time.Millisecond
 
+// attemptTime is how long one attempt may take.
+const attemptTime = 3 * time.Second
+
 // store is the place of one attempt of a job. Below its prefix are:
 //
 //	owner      who may change it, and how often that one has
@@ -203,8 +206,9 @@ func (s *store) take(ctx context.Context, ttl time.Duration) error {
 			return err
 		}
 		s.lease = clientv3.NoLease
+		revision := int64(0)
 		if len(found.Kvs) > 0 {
-			s.lease = clientv3.LeaseID(found.Kvs[0].Lease)
+			s.lease, revision = clientv3.LeaseID(found.Kvs[0].Lease), found.Kvs[0].ModRevision
 		}
 		if s.lease != clientv3.NoLease {
 			if _, err := s.client.KeepAliveOnce(ctx, s.lease); errors.Is(err, rpctypes.ErrLeaseNotFound) {
@@ -220,11 +224,16 @@ func (s *store) take(ctx context.Context, ttl time.Duration) error {
 			}
 			s.lease = granted.ID
 		}
-		if _, err := s.client.Put(ctx, s.ownerKey(), s.mark(0), clientv3.WithLease(s.lease)); err != nil {
-			if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-				return status.Error(codes.Unavailable, err.Error()) // again
-			}
+		// An attempt that was given up may come through later: it finds another revision then.
+		owned, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(s.ownerKey()), "=", revision)).
+			Then(clientv3.OpPut(s.ownerKey(), s.mark(0), clientv3.WithLease(s.lease))).Commit()
+		switch {
+		case errors.Is(err, rpctypes.ErrLeaseNotFound):
+			return status.Error(codes.Unavailable, err.Error()) // again
+		case err != nil:
 			return err
+		case !owned.Succeeded:
+			return status.Error(codes.Unavailable, "another has taken the place meanwhile") // again
 		}
 		life, stop := context.WithCancel(context.WithoutCancel(ctx))
 		beats, err := s.client.KeepAlive(life, s.lease)
@@ -234,12 +243,36 @@ func (s *store) take(ctx context.Context, ttl time.Duration) error {
 		}
 		before := s.stop
 		s.stop = func() { stop(); before() }
-		s.work.Go(func() {
-			for range beats { // until the store is closed, or the lease is gone; then the next change says so
-			}
-		})
+		lease := s.lease
+		s.work.Go(func() { s.keepAlive(life, lease, beats) })
 		return nil
 	})
+}
+
+// keepAlive keeps a lease alive until life ends, or the lease has; then the next change says so. The client gives up for good when etcd has not answered for as long as
+// the lease lasts, but an etcd that comes back gives its leases their whole time again.
+func (s *store) keepAlive(life context.Context, lease clientv3.LeaseID, beats <-chan *clientv3.LeaseKeepAliveResponse) {
+	for {
+		for range beats {
+		}
+		for again := true; again; {
+			select {
+			case <-life.Done():
+				return
+			case <-time.After(pause):
+			}
+			within, cancel := context.WithTimeout(life, attemptTime)
+			_, err := s.client.KeepAliveOnce(within, lease)
+			cancel()
+			if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+				return
+			}
+			if err == nil {
+				beats, err = s.client.KeepAlive(life, lease)
+			}
+			again = err != nil
+		}
+	}
 }
 
 // Load returns all that is kept.
@@ -467,7 +500,7 @@ func (s *store) Close() error {
 // host that was asked may be gone and another one there.
 func (s *store) retry(ctx context.Context, f func(ctx context.Context) error) error {
 	for attempt := 1; ; attempt++ {
-		one, cancel := context.WithTimeout(ctx, 3*time.Second)
+		one, cancel := context.WithTimeout(ctx, attemptTime)
 		err := f(one)
 		cancel()
 		if err == nil || !passing(err) || ctx.Err() != nil {
