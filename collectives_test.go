@@ -37,6 +37,32 @@ func onRanks(t *testing.T, n int, f func(ctx context.Context, r *symmem.Rank) er
 	require.NoError(t, g.Wait())
 }
 
+// onTwoLate runs f on two ranks with these timeouts, and a tensor of ones for each of tensors. f closes its rank, which may tell what has failed.
+func onTwoLate(t *testing.T, timeout, kernelTimeout time.Duration, tensors int, f func(ctx context.Context, r *symmem.Rank, all []*tensor.Tensor) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cfg := config.Default()
+	cfg.Timeout, cfg.KernelTimeout = timeout, kernelTimeout
+	ranks, err := symmem.OpenLocal(ctx, 2, cfg, nobody)
+	require.NoError(t, err)
+	var g errgroup.Group
+	for _, r := range ranks {
+		g.Go(func() error {
+			var all []*tensor.Tensor
+			for range tensors {
+				x, err := ones(ctx, r, 6)
+				if err != nil {
+					return err
+				}
+				all = append(all, x)
+			}
+			return f(ctx, r, all)
+		})
+	}
+	require.NoError(t, g.Wait())
+}
+
 // ones is a tensor of n elements that are all 1.
 func ones(ctx context.Context, r *symmem.Rank, n int64) (*tensor.Tensor, error) {
 	t, err := r.Zeros(ctx, tensor.Float32, n)
@@ -224,29 +250,11 @@ func TestCallsThatDiffer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			began := time.Now()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			cfg := config.Default()
-			cfg.Timeout, cfg.KernelTimeout = 2*time.Second, 500*time.Millisecond
-			ranks, err := symmem.OpenLocal(ctx, 2, cfg, nobody)
-			require.NoError(t, err)
-			var g errgroup.Group
-			for _, r := range ranks {
-				g.Go(func() error {
-					x, err := ones(ctx, r, 6)
-					if err != nil {
-						return err
-					}
-					y, err := ones(ctx, r, 6)
-					if err != nil {
-						return err
-					}
-					err = c(ctx, r, x, y)
-					_ = r.Close(ctx) // which may tell what has failed
-					return err
-				})
-			}
-			require.NoError(t, g.Wait())
+			onTwoLate(t, 2*time.Second, 500*time.Millisecond, 2, func(ctx context.Context, r *symmem.Rank, all []*tensor.Tensor) error {
+				err := c(ctx, r, all[0], all[1])
+				_ = r.Close(ctx) // which may tell what has failed
+				return err
+			})
 			require.Less(t, time.Since(began), 50*time.Second, "only the test's own end has ended it")
 		})
 	}
@@ -645,114 +653,81 @@ func TestNilContextIsTold(t *testing.T) {
 
 // TestCallsAfterALateRank: a rank that was late once has ended the plan that ran then, and no other: the ranks have made the same calls all the same.
 func TestCallsAfterALateRank(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cfg := config.Default()
-	cfg.Timeout, cfg.KernelTimeout = 20*time.Second, 300*time.Millisecond
-	ranks, err := symmem.OpenLocal(ctx, 2, cfg, nobody)
-	require.NoError(t, err)
-	var g errgroup.Group
-	for _, r := range ranks {
-		g.Go(func() error {
-			x, err := ones(ctx, r, 6)
-			if err != nil {
-				return err
+	onTwoLate(t, 20*time.Second, 300*time.Millisecond, 2, func(ctx context.Context, r *symmem.Rank, all []*tensor.Tensor) error {
+		x, y := all[0], all[1]
+		if err := errors.Join(r.AllReduce(ctx, x, kernels.Sum), first(ctx, r, x, 2), r.Barrier(ctx)); err != nil {
+			return err
+		}
+		if r.Rank() == 1 {
+			time.Sleep(900 * time.Millisecond)
+		}
+		var late error
+		for range 2 { // on one rank the second is refused, and on the other one it waits in vain
+			late = errors.Join(late, r.AllReduce(ctx, x, kernels.Sum), r.Synchronize(ctx))
+		}
+		if late == nil {
+			return errors.New("a rank that is late was waited for")
+		}
+		if err := r.Barrier(ctx); err != nil {
+			return err
+		}
+		for i := range 3 {
+			if err := errors.Join(r.AllReduce(ctx, y, kernels.Sum), first(ctx, r, y, float32(int(2)<<i))); err != nil {
+				return fmt.Errorf("call %d after that: %w", i, err)
 			}
-			y, err := ones(ctx, r, 6)
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(r.AllReduce(ctx, x, kernels.Sum), first(ctx, r, x, 2), r.Barrier(ctx)); err != nil {
-				return err
-			}
-			if r.Rank() == 1 {
-				time.Sleep(900 * time.Millisecond)
-			}
-			var late error
-			for range 2 { // on one rank the second is refused, and on the other one it waits in vain
-				late = errors.Join(late, r.AllReduce(ctx, x, kernels.Sum), r.Synchronize(ctx))
-			}
-			if late == nil {
-				return errors.New("a rank that is late was waited for")
-			}
-			if err := r.Barrier(ctx); err != nil {
-				return err
-			}
-			for i := range 3 {
-				if err := errors.Join(r.AllReduce(ctx, y, kernels.Sum), first(ctx, r, y, float32(int(2)<<i))); err != nil {
-					return fmt.Errorf("call %d after that: %w", i, err)
-				}
-			}
-			_ = r.Close(ctx) // which tells of x's plan
-			return nil
-		})
-	}
-	require.NoError(t, g.Wait())
+		}
+		_ = r.Close(ctx) // which tells of x's plan
+		return nil
+	})
 }
 
 // TestCloseEndsWithItsContext: Close with work that waits for a rank that has not come ends soon after its context, and has kept what the work is on; who calls a
 // collective meanwhile is not held up. Once the work has ended a second Close ends it.
 func TestCloseEndsWithItsContext(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cfg := config.Default()
-	cfg.Timeout, cfg.KernelTimeout = 40*time.Second, 7*time.Second
-	ranks, err := symmem.OpenLocal(ctx, 2, cfg, nobody)
-	require.NoError(t, err)
 	tried := make(chan struct{})
-	var g errgroup.Group
-	for _, r := range ranks {
-		g.Go(func() error {
-			var all []*tensor.Tensor
-			for range 2 {
-				x, err := ones(ctx, r, 6)
-				if err == nil {
-					err = errors.Join(r.AllReduce(ctx, x, kernels.Sum), first(ctx, r, x, 2))
-				}
-				if err != nil {
-					return err
-				}
-				all = append(all, x)
-			}
-			if err := r.Barrier(ctx); err != nil {
+	onTwoLate(t, 40*time.Second, 7*time.Second, 2, func(ctx context.Context, r *symmem.Rank, all []*tensor.Tensor) error {
+		for _, x := range all {
+			if err := errors.Join(r.AllReduce(ctx, x, kernels.Sum), first(ctx, r, x, 2)); err != nil {
 				return err
 			}
-			if r.Rank() == 1 {
-				<-tried
-				_ = r.Close(ctx) // which tells that rank 0 has given up
-				return nil
+		}
+		if err := r.Barrier(ctx); err != nil {
+			return err
+		}
+		if r.Rank() == 1 {
+			<-tried
+			_ = r.Close(ctx) // which tells that rank 0 has given up
+			return nil
+		}
+		defer close(tried)
+		for _, x := range all {
+			if err := r.AllReduce(ctx, x, kernels.Sum); err != nil {
+				return err
 			}
-			defer close(tried)
-			for _, x := range all {
-				if err := r.AllReduce(ctx, x, kernels.Sum); err != nil {
-					return err
-				}
-			}
-			soon, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
-			defer cancel()
-			beside := make(chan error, 1)
-			go func() {
-				time.Sleep(100 * time.Millisecond)
-				began := time.Now()
-				err := wantIs(r.AllReduce(soon, all[0], kernels.Sum), symmem.ErrClosed)
-				if took := time.Since(began); took > 3*time.Second {
-					err = errors.Join(err, fmt.Errorf("a call beside Close took %v", took))
-				}
-				beside <- err
-			}()
+		}
+		soon, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+		beside := make(chan error, 1)
+		go func() {
+			time.Sleep(100 * time.Millisecond)
 			began := time.Now()
-			kept := r.Close(soon)
-			if took := time.Since(began); took > 10*time.Second || !errors.Is(kept, context.DeadlineExceeded) {
-				return fmt.Errorf("Close took %v: %w", took, kept)
+			err := wantIs(r.AllReduce(soon, all[0], kernels.Sum), symmem.ErrClosed)
+			if took := time.Since(began); took > 3*time.Second {
+				err = errors.Join(err, fmt.Errorf("a call beside Close took %v", took))
 			}
-			if err := <-beside; err != nil {
-				return err
-			}
-			if err := r.Close(ctx); errors.Is(err, symmem.ErrClosed) {
-				return fmt.Errorf("the first Close has kept nothing: %w", err)
-			}
-			return wantIs(r.Close(ctx), symmem.ErrClosed)
-		})
-	}
-	require.NoError(t, g.Wait())
+			beside <- err
+		}()
+		began := time.Now()
+		kept := r.Close(soon)
+		if took := time.Since(began); took > 10*time.Second || !errors.Is(kept, context.DeadlineExceeded) {
+			return fmt.Errorf("Close took %v: %w", took, kept)
+		}
+		if err := <-beside; err != nil {
+			return err
+		}
+		if err := r.Close(ctx); errors.Is(err, symmem.ErrClosed) {
+			return fmt.Errorf("the first Close has kept nothing: %w", err)
+		}
+		return wantIs(r.Close(ctx), symmem.ErrClosed)
+	})
 }

@@ -28,6 +28,12 @@ import (
 // onPuttingHosts runs f on ranks with simulated GPUs, two of a host, between which NCCL puts.
 func onPuttingHosts(t *testing.T, ranks int, f func(ctx context.Context, g *group.Group, mem *memory.Memory) error) {
 	t.Helper()
+	onPuttingHostsBy(t, ranks, func(int, *nccl.Functions) {}, f)
+}
+
+// onPuttingHostsBy is onPuttingHosts with a library that by has changed for each rank.
+func onPuttingHostsBy(t *testing.T, ranks int, by func(rank int, of *nccl.Functions), f func(ctx context.Context, g *group.Group, mem *memory.Memory) error) {
+	t.Helper()
 	m, err := simcuda.New(simcuda.Config{GPUs: ranks, Seed: 1})
 	require.NoError(t, err)
 	lib := simlib.NewNCCL(m)
@@ -35,8 +41,10 @@ func onPuttingHosts(t *testing.T, ranks int, f func(ctx context.Context, g *grou
 	lib.GIN()
 	functions := lib.Functions()
 	backendtest.RequireAll(t, backendtest.OnRanks(t, ranks, nil, func(ctx context.Context, g *group.Group) error {
+		own := *functions
+		by(g.Rank(), &own)
 		return withMemory(ctx, g, &Options{
-			Driver: m.Driver(), Functions: functions, LocalRank: g.Rank(), Multicast: "off", KernelTimeout: 20 * time.Second,
+			Driver: m.Driver(), Functions: &own, LocalRank: g.Rank(), Multicast: "off", KernelTimeout: 20 * time.Second,
 			Getenv: func(name string) string { return map[string]string{hostEnv: fmt.Sprint(g.Rank() / 2)}[name] },
 		}, func(_ *Backend, mem *memory.Memory) error {
 			err := f(ctx, g, mem)
@@ -561,45 +569,31 @@ func keepWords(t *testing.T, value uint64) {
 // TestWindowFailsOnOneHost: a window that one rank's host cannot make is that error on every rank, before any comes to the call that takes all hosts, and the ranks stay in step.
 func TestWindowFailsOnOneHost(t *testing.T) {
 	const ranks = 4
-	m, err := simcuda.New(simcuda.Config{GPUs: ranks, Seed: 1})
-	require.NoError(t, err)
-	lib := simlib.NewNCCL(m)
-	lib.Spread(2)
-	lib.GIN()
 	var armed atomic.Bool
-	backendtest.RequireAll(t, backendtest.OnRanks(t, ranks, nil, func(ctx context.Context, g *group.Group) error {
-		f := *lib.Functions()
-		if g.Rank() == ranks-1 {
-			register := f.CommWindowRegister
-			f.CommWindowRegister = func(h nccl.CommHandle, p uint64, n uintptr, w *nccl.WindowHandle, flags nccl.WindowFlags) nccl.Result {
+	onPuttingHostsBy(t, ranks, func(rank int, of *nccl.Functions) {
+		if register := of.CommWindowRegister; rank == ranks-1 {
+			of.CommWindowRegister = func(h nccl.CommHandle, p uint64, n uintptr, w *nccl.WindowHandle, flags nccl.WindowFlags) nccl.Result {
 				if armed.CompareAndSwap(true, false) {
 					return nccl.UnhandledCudaError
 				}
 				return register(h, p, n, w, flags)
 			}
 		}
-		return withMemory(ctx, g, &Options{
-			Driver: m.Driver(), Functions: &f, LocalRank: g.Rank(), Multicast: "off", KernelTimeout: 20 * time.Second,
-			Getenv: func(name string) string { return map[string]string{hostEnv: fmt.Sprint(g.Rank() / 2)}[name] },
-		}, func(b *Backend, mem *memory.Memory) error {
-			a, err := mem.Allocate(ctx, 1<<20, "")
-			if err != nil {
-				return err
-			}
-			if !b.putting() {
-				return errors.New("there are no puts")
-			}
-			armed.Store(true)
-			if err := g.Barrier(ctx, "armed"); err != nil {
-				return err
-			}
-			within, cancel := context.WithTimeout(ctx, 15*time.Second)
-			defer cancel()
-			_, err = mem.Rendezvous(within, a, memory.Record{})
-			if failed, ok := errors.AsType[*group.VoteError](err); !ok || !strings.Contains(failed.Error(), "ncclUnhandledCudaError") {
-				return fmt.Errorf("rank %d: %w is not NCCL's error", g.Rank(), err)
-			}
-			return errors.Join(g.Barrier(ctx, "in step"), mem.Free(ctx, a))
-		})
-	}))
+	}, func(ctx context.Context, g *group.Group, mem *memory.Memory) error {
+		a, err := mem.Allocate(ctx, 1<<20, "")
+		if err != nil {
+			return err
+		}
+		armed.Store(true)
+		if err := g.Barrier(ctx, "armed"); err != nil {
+			return err
+		}
+		within, cancel := context.WithTimeout(ctx, 15*time.Second)
+		defer cancel()
+		_, err = mem.Rendezvous(within, a, memory.Record{})
+		if failed, ok := errors.AsType[*group.VoteError](err); !ok || !strings.Contains(failed.Error(), "ncclUnhandledCudaError") {
+			return fmt.Errorf("rank %d: %w is not NCCL's error", g.Rank(), err)
+		}
+		return errors.Join(g.Barrier(ctx, "in step"), mem.Free(ctx, a))
+	})
 }
