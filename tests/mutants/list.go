@@ -881,8 +881,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "a busy rank does not tell the others once its time is up", tests: inSuite,
-		old: "\t\tctx, failure = context.WithoutCancel(ctx), busy\n",
-		new: "\t\tfailure = busy\n",
+		old: "\t\tctx, failure = within, busy\n",
+		new: "\t\t_, failure = within, busy\n",
 	},
 	{
 		file: "memory/memory.go", why: "memory is unmapped while a peer's library still writes it", tests: inSuite,
@@ -2471,8 +2471,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/kernel.go", why: "what a kernel keeps before it has ended counts as its end", tests: kernelTests,
-		old: "\tif !w.captured.Load() && !w.plan.spec.CUDA.EarlyEpoch {",
-		new: "\tif !w.captured.Load() {",
+		old: "\tif idle || w.captured.Load() || w.plan.spec.CUDA.EarlyEpoch {",
+		new: "\tif idle || w.captured.Load() {",
 	},
 	{
 		file: "kernels/many_cuda.go", why: "lists of whole vectors count as ended when they have begun", tests: kernelTests,
@@ -2676,8 +2676,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/kernel.go", why: "a kernel without records never moves", tests: inCollective,
-		old: "\treturn w.plan.idle()\n",
-		new: "\treturn false, nil\n",
+		old: "\tidle, err := w.plan.idle()\n",
+		new: "\tidle, err := false, error(nil)\n",
 	},
 	{
 		file: "collective/kernel.go", why: "records do not begin at the first epoch", tests: inCollective,
