@@ -238,16 +238,26 @@ func TestEtcdSlow(t *testing.T) {
 	s.finish(ctx, groups)
 }
 
-// TestEtcdStartedAgain: an etcd that is killed and started again holds the job up, and has kept its state.
-func TestEtcdStartedAgain(t *testing.T) {
-	t.Parallel() // it waits, most of the time
-	client, peer := freePort(), freePort()
+// restarted gives what starts an etcd, and starts it again at the same address with what it has kept.
+func restarted(t *testing.T) (start func() *etcdServer) {
+	t.Helper()
 	if _, err := exec.LookPath("etcd"); err != nil {
 		testneed.Missing(t, "etcd", err)
 	}
-	dir := t.TempDir()
-	server, err := startEtcd(dir, client, peer)
-	require.NoError(t, err)
+	dir, client, peer := t.TempDir(), freePort(), freePort()
+	return func() *etcdServer {
+		t.Helper()
+		server, err := startEtcd(dir, client, peer)
+		require.NoError(t, err)
+		return server
+	}
+}
+
+// TestEtcdStartedAgain: an etcd that is killed and started again holds the job up, and has kept its state.
+func TestEtcdStartedAgain(t *testing.T) {
+	t.Parallel() // it waits, most of the time
+	start := restarted(t)
+	server := start()
 	ctx := testContext(t)
 	s := newKeptService(t, 2, Options{Job: uniqueJob(), Store: server.url})
 	groups := s.join()
@@ -255,8 +265,7 @@ func TestEtcdStartedAgain(t *testing.T) {
 	server.kill()
 	ends := make(chan []error, 1)
 	go func() { ends <- onAll(groups, func(g *Group) error { return g.Barrier(ctx, "meanwhile") }) }()
-	server, err = startEtcd(dir, client, peer)
-	require.NoError(t, err)
+	server = start()
 	defer func() { server.kill() }()
 	requireNone(t, <-ends)
 	require.NoError(t, s.endAndStart())
@@ -269,13 +278,8 @@ func TestEtcdStartedAgain(t *testing.T) {
 // TestEtcdAwayForLong: an etcd that is away for longer than it keeps what nobody comes back for, and comes back, keeps what the store has for as long as that is open.
 func TestEtcdAwayForLong(t *testing.T) {
 	t.Parallel() // it waits, most of the time
-	client, peer := freePort(), freePort()
-	if _, err := exec.LookPath("etcd"); err != nil {
-		testneed.Missing(t, "etcd", err)
-	}
-	dir := t.TempDir()
-	server, err := startEtcd(dir, client, peer)
-	require.NoError(t, err)
+	start := restarted(t)
+	server := start()
 	ctx := testContext(t)
 	const ttl = 4 * time.Second
 	s, err := durable.Open(ctx, server.url, durable.Options{Name: "job", TTL: ttl})
@@ -286,8 +290,7 @@ func TestEtcdAwayForLong(t *testing.T) {
 	require.NoError(t, s.Commit(ctx, change("before")))
 	server.kill()
 	time.Sleep(ttl + 3*time.Second)
-	server, err = startEtcd(dir, client, peer)
-	require.NoError(t, err)
+	server = start()
 	defer func() { server.kill() }()
 	require.NoError(t, s.Commit(ctx, change("behind")))
 	time.Sleep(2*ttl + time.Second)
