@@ -591,28 +591,35 @@ func TestCUDAForms(t *testing.T) {
 	assert.Empty(t, m.left())
 }
 
+// large makes a plan of each spec, of a kernel that takes a large part of the GPU, and a stream for each.
+func (r *rank) large(ctx context.Context, specs ...collective.Spec) (plans []*collective.Plan, streams []device.Stream, err error) {
+	for _, spec := range specs {
+		spec.CUDA = &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 32}
+		p, err := collective.New(ctx, r.m, spec)
+		if err != nil {
+			return nil, nil, err
+		}
+		s, err := r.streams()
+		if err != nil {
+			return nil, nil, err
+		}
+		plans, streams = append(plans, p), append(streams, s)
+	}
+	return plans, streams, nil
+}
+
 // TestRoom: plans that would not fit the device together are refused on the third stream, until one is closed or moves. A small one fits beside them, and a large
 // one too when a tensor of another was closed.
 func TestRoom(t *testing.T) {
 	m := newMachine(2, map[string]fake{"still": still})
 	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
-		var plans []*collective.Plan
-		var streams []device.Stream
 		x, err := r.tensor(ctx, 16)
 		if err != nil {
 			return err
 		}
-		for _, spec := range []collective.Spec{{Name: "large"}, {Name: "of a tensor", Tensors: []tensor.SymmetricTensor{x}}, {Name: "third"}} {
-			spec.CUDA = &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 32}
-			p, err := collective.New(ctx, r.m, spec)
-			if err != nil {
-				return err
-			}
-			s, err := r.streams()
-			if err != nil {
-				return err
-			}
-			plans, streams = append(plans, p), append(streams, s)
+		plans, streams, err := r.large(ctx, collective.Spec{Name: "large"}, collective.Spec{Name: "of a tensor", Tensors: []tensor.SymmetricTensor{x}}, collective.Spec{Name: "third"})
+		if err != nil {
+			return err
 		}
 		if err := errors.Join(plans[0].Run(streams[0]), plans[1].Run(streams[1])); err != nil {
 			return err
@@ -669,18 +676,9 @@ func TestFullQueueHoldsUpNobodyElse(t *testing.T) {
 		return call(name, gpu)
 	}
 	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
-		var plans []*collective.Plan
-		var streams []device.Stream
-		for i := range 3 {
-			p, err := collective.New(ctx, r.m, collective.Spec{Name: fmt.Sprint("plan ", i), CUDA: &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 32}})
-			if err != nil {
-				return err
-			}
-			s, err := r.streams()
-			if err != nil {
-				return err
-			}
-			plans, streams = append(plans, p), append(streams, s)
+		plans, streams, err := r.large(ctx, collective.Spec{Name: "plan 0"}, collective.Spec{Name: "plan 1"}, collective.Spec{Name: "plan 2"})
+		if err != nil {
+			return err
 		}
 		end := func(err error) error {
 			for i := range plans {

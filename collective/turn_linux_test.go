@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/symmem/symmem/collective"
-	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
@@ -188,19 +187,9 @@ func TestRoomOfPlansThatWereClosedAtWork(t *testing.T) {
 			}
 			return r.Barrier(ctx, "busy")
 		}
-		kernel := &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 32}
-		var plans []*collective.Plan
-		var streams []device.Stream
-		for i := range 3 {
-			p, err := collective.New(ctx, r.m, collective.Spec{Name: fmt.Sprintf("plan %d", i), CUDA: kernel})
-			if err != nil {
-				return err
-			}
-			s, err := r.streams()
-			if err != nil {
-				return err
-			}
-			plans, streams = append(plans, p), append(streams, s)
+		plans, streams, err := r.large(ctx, collective.Spec{Name: "plan 0"}, collective.Spec{Name: "plan 1"}, collective.Spec{Name: "plan 2"})
+		if err != nil {
+			return err
 		}
 		if err := errors.Join(plans[0].Run(streams[0]), plans[1].Run(streams[1]), r.Barrier(ctx, "run"), busy(true)); err != nil {
 			return err

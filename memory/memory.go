@@ -388,8 +388,8 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 
 // Free releases a when this rank's device has nothing left to do. Without a window it is local. With one it is collective: it also waits
 // for all ranks, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If ctx ends while
-// the device still works, or before an earlier collective call has ended, the memory is kept on this rank, and Free can be called again; it has waited up to 5 seconds for the others then, to tell them. If a peer is lost, this rank's memory is released
-// and the error is ErrPeerLost. Freeing twice is ErrClosed, and so is freeing what has a window after Close, even if that has kept it.
+// the device still works, or before an earlier collective call has ended, the memory is kept on this rank, and Free can be called again; it has waited up to
+// 5 seconds for the others then, to tell them. If a peer is lost, this rank's memory is released and the error is ErrPeerLost. Freeing twice is ErrClosed, and so is freeing what has a window after Close, even if that has kept it.
 func (m *Memory) Free(ctx context.Context, a backend.Allocation) error {
 	if err := errors.Join(errs.Given("Free", "ctx", ctx, "a context"), errs.Given("Free", "allocation", a, "one that Allocate or Register gave")); err != nil {
 		return err
@@ -503,7 +503,8 @@ func (m *Memory) quiesce(ctx context.Context, op string, left bool, gaveUp error
 	}
 	failure := broken
 	if busy != nil {
-		// The caller's context has ended, but the others must be told. Those who have not come by then find that this rank has given up, which tells them the same.
+		// The caller's context has ended, but the others must be told. Those who have not come by then find that this rank has given up, which tells them
+		// the same.
 		within, cancel := context.WithDeadline(context.WithoutCancel(ctx), tellBy(ctx))
 		defer cancel()
 		ctx, failure = within, busy

@@ -173,22 +173,19 @@ func (f *flagSignals) waitAll(s device.Stream, channel int, beside bool) error {
 	return device.EnqueueHostWork(s, &f.channels[channel].waitAll)
 }
 
-// open says whether the words are there still, and keeps them there until done is called. A wait that its stream has cut off is polled until it ends by itself, and
-// the memory may be closed meanwhile.
-func (f *flagSignals) open() bool {
+// open keeps the words there until done is called, or is ErrClosed. A wait that its stream has cut off is polled until it ends by itself, and the memory may be
+// closed meanwhile.
+func (f *flagSignals) open() error {
 	f.life.RLock()
 	if f.closed {
 		f.life.RUnlock()
-		return false
+		return fmt.Errorf("signals: %w", errs.ErrClosed)
 	}
-	return true
+	return nil
 }
 
 // done ends what open has begun.
 func (f *flagSignals) done() { f.life.RUnlock() }
-
-// errFlagsClosed is of a run that the words were taken from.
-func errFlagsClosed() error { return fmt.Errorf("signals: %w", errs.ErrClosed) }
 
 func (f *flagSignals) close() error {
 	f.life.Lock()
@@ -335,8 +332,8 @@ type flagSent struct {
 
 func (r *flagSent) Poll() (bool, error) {
 	l := r.lane
-	if !l.signals.open() {
-		return false, errFlagsClosed()
+	if err := l.signals.open(); err != nil {
+		return false, err
 	}
 	defer l.signals.done()
 	ended, err := l.reached(r.count)
@@ -387,8 +384,8 @@ type flagAwaited struct {
 
 func (r *flagAwaited) Poll() (bool, error) {
 	f := r.signals
-	if !f.open() {
-		return false, errFlagsClosed()
+	if err := f.open(); err != nil {
+		return false, err
 	}
 	defer f.done()
 	if have, whole := f.count(r.index); whole && int32(have-r.count) >= 0 {
@@ -561,8 +558,8 @@ type meeting struct {
 
 func (r *flagMeeting) Poll() (bool, error) {
 	f := r.signals
-	if !f.open() {
-		return false, errFlagsClosed()
+	if err := f.open(); err != nil {
+		return false, err
 	}
 	defer f.done()
 	late := -1

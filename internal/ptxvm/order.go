@@ -265,19 +265,20 @@ func (a *Agent) Store(of *Allocation, offset, address uint64, v uint32) error {
 
 // Read says that n bytes are read by weak loads; the caller reads them. A [Race] is an error.
 func (a *Agent) Read(of *Allocation, offset, address, n uint64) error {
-	return a.wrong(a.edges(of, offset, address, n, func(e *event, _ uint64) error {
-		_, err := a.m.loadElement(e)
-		return err
-	}, reads))
+	return a.load(of, offset, address, n, reads)
 }
 
 // Look says that n bytes are read by a copy for the host, which may look at words that others store to meanwhile: every aligned 4 bytes are read as by
 // ld.relaxed.sys, if they were not accessed in other sizes. So it races only with stores that are not strong, or of other sizes.
 func (a *Agent) Look(of *Allocation, offset, address, n uint64) error {
+	return a.load(of, offset, address, n, looks)
+}
+
+func (a *Agent) load(of *Allocation, offset, address, n uint64, does int) error {
 	return a.wrong(a.edges(of, offset, address, n, func(e *event, _ uint64) error {
 		_, err := a.m.loadElement(e)
 		return err
-	}, looks))
+	}, does))
 }
 
 // Write says that n bytes are written by weak stores: the byte at i becomes value(i). The caller writes them. A [Race] is an error.
