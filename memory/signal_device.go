@@ -85,6 +85,9 @@ func newDeviceSignals(m *Memory, pad *Workspace, offset int64, channels int, use
 		if d.puts.kernel, err = m.kernel(ptx.SignalOn(ptx.PutSignal, hopper)); err != nil {
 			return d, err
 		}
+		if d.puts.waiting, err = m.kernel(ptx.SignalOn(ptx.PutSignalWait, hopper)); err != nil {
+			return d, err
+		}
 	}
 	if d.fault, err = faults.NewFaultWord(d.decode); err != nil {
 		return d, err

@@ -215,5 +215,59 @@ func launchesOfSignals(ctx context.Context, m *memory.Memory, b backend.Backend)
 	if err := errors.Join(m.Signal(s, last, 1), m.Signal(s, 0, 1), m.Barrier(s, 1)); err != nil || dev.prepared != prepared {
 		return fmt.Errorf("launches are prepared again: %w", err)
 	}
-	return errors.Join(s.Close(), g.Barrier(ctx, "done"), c.Close(ctx), signals.Close())
+	return errors.Join(launchesOfPuts(ctx, m, dev, s), s.Close(), g.Barrier(ctx, "done"), c.Close(ctx), signals.Close())
+}
+
+// launchesOfPuts is what a step of a ring is launched with: one kernel to 64 KiB, as wide as it loads at once, also where nothing is to be copied, and behind a
+// copy two.
+func launchesOfPuts(ctx context.Context, m *memory.Memory, dev *launchNoter, s device.Stream) error {
+	const room = 256 << 10
+	a, err := m.Allocate(ctx, room, "")
+	if err != nil {
+		return err
+	}
+	w, err := m.Rendezvous(ctx, a, memory.Record{})
+	if err != nil {
+		return err
+	}
+	me, size := m.Group().Rank(), m.Group().Size()
+	next, last := (me+1)%size, (me+size-1)%size
+	to, err := w.Peer(next, 16)
+	if err != nil {
+		return err
+	}
+	one, two := []string{ptx.PutSignalWait.Name}, []string{ptx.Signal.Name, ptx.Wait.Name}
+	for _, x := range []struct {
+		peer    int
+		bytes   int64
+		offset  int64 // of what is put; it goes to 16
+		kernels []string
+		count   uint64
+		threads uint32
+	}{
+		{next, 1, 32, one, 1, 32}, {next, 16 << 10, 0, one, 16 << 10, 256}, {next, 64 << 10, 0, one, 64 << 10, 512}, {next, 64<<10 + 1, 0, two, 0, 32},
+		{next, 0, 0, one, 0, 32}, {me, 100, 16, one, 0, 32},
+	} {
+		what := fmt.Sprintf("a step of %d bytes to rank %d", x.bytes, x.peer)
+		dev.launched = nil
+		if err := m.PutSignalWait(s, x.peer, w, 16, a.Ptr().Add(x.offset), x.bytes, last, 1); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		if len(dev.launched) != len(x.kernels) {
+			return fmt.Errorf("%s launches %+v", what, dev.launched)
+		}
+		for i, l := range dev.launched {
+			if l.kernel != x.kernels[i] || l.Block != [3]uint32{x.threads} || l.params.Index != 1 || l.FaultCell == nil {
+				return fmt.Errorf("%s launches %s with %v threads on channel %d, and tells of failures at %v", what, l.kernel, l.Block, l.params.Index, l.FaultCell)
+			}
+		}
+		p := dev.launched[0].params
+		if int(p.Peer) != x.peer || len(x.kernels) == 1 && (int(p.Shard) != last || p.Count != x.count) {
+			return fmt.Errorf("%s is to rank %d, waits for %d and copies %d bytes", what, p.Peer, p.Shard, p.Count)
+		}
+		if x.count > 0 && (p.Out[0] != uint64(to) || p.In[0] != uint64(a.Ptr().Add(x.offset))) {
+			return fmt.Errorf("%s copies from %#x to %#x", what, p.In[0], p.Out[0])
+		}
+	}
+	return errors.Join(s.Synchronize(ctx), m.Free(ctx, a))
 }

@@ -10,24 +10,28 @@ import (
 	"github.com/symmem/symmem/kernels/ptx"
 )
 
-// putSignalBytes is how many bytes at most PutSignal moves by the kernel that signals. Up to there its one block of threads is faster than a
+// putSignalBytes is how many bytes at most PutSignal and PutSignalWait move by the kernel that signals. Up to there its one block of threads is faster than a
 // copy of the device's with a launch behind it: see docs/hardware.md.
 const putSignalBytes = 64 << 10
 
-// mostPutLaunches is how many launches of PutSignal are kept for the next ones like them. Preparing takes some microseconds, and a program puts
+// mostPutLaunches is how many launches of PutSignal and PutSignalWait are kept for the next ones like them. Preparing takes some microseconds, and a program puts
 // the same few pieces again and again.
 const mostPutLaunches = 256
 
-// putKey is what a launch of PutSignal does.
+// putKey is what a launch of PutSignal or PutSignalWait does.
 type putKey struct {
 	peer, channel int
+	awaited       int // the rank to wait for, or nobody
 	to, from      device.Ptr
 	bytes         int64
 }
 
-// putLaunches are the launches of PutSignal that are prepared.
+// nobody is no rank.
+const nobody = -1
+
+// putLaunches are the launches of PutSignal and PutSignalWait that are prepared.
 type putLaunches struct {
-	kernel device.Function
+	kernel, waiting device.Function // without and with a wait
 
 	mu       sync.RWMutex // held for writing, nobody launches any of them
 	closed   bool
@@ -35,10 +39,9 @@ type putLaunches struct {
 	order    []putKey // the oldest first
 }
 
-// putSignal enqueues a copy of bytes, at most putSignalBytes, from memory of this rank to memory of peer, and a signal to peer on channel behind
-// it.
-func (d *deviceSignals) putSignal(s device.Stream, peer, channel int, to, from device.Ptr, bytes int64) error {
-	key := putKey{peer: peer, channel: channel, to: to, from: from, bytes: bytes}
+// putSignal enqueues a copy of at most putSignalBytes from memory of this rank to memory of a peer, a signal to it behind the copy, and behind that,
+// unless it is for nobody, a wait.
+func (d *deviceSignals) putSignal(s device.Stream, key putKey) error {
 	for {
 		if is, err := d.puts.launch(s, key); is {
 			return err
@@ -74,9 +77,14 @@ func (d *deviceSignals) preparePut(key putKey) error {
 	params := d.params
 	params.Index, params.Peer = uint32(key.channel), uint32(key.peer)
 	params.Out[0], params.In[0], params.Count = uint64(key.to), uint64(key.from), uint64(key.bytes)
-	// A thread for 16 bytes.
-	threads := uint32(min(max(key.bytes/16, 32), ptx.MaxPutThreads)+31) / 32 * 32
-	prepared, err := c.kernel.Prepare(device.Launch{
+	kernel, each, most := c.kernel, int64(16), int64(ptx.MaxPutThreads)
+	if key.awaited != nobody {
+		params.Shard = uint64(key.awaited)
+		// As many bytes as a thread loads at once: the block keeps its room while it waits.
+		kernel, each, most = c.waiting, 64, ptx.MaxPutWaitThreads
+	}
+	threads := uint32(min(max(key.bytes/each, 32), most)+31) / 32 * 32
+	prepared, err := kernel.Prepare(device.Launch{
 		Grid: [3]uint32{1}, Block: [3]uint32{threads}, Overlap: d.overlap, Params: [][]byte{params.Bytes()},
 		FaultCell: &device.FaultCellParam{Word: d.fault, Offset: ptx.FaultOffset},
 	})

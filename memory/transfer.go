@@ -567,26 +567,64 @@ func (t *workTransfer) Done() (bool, error) {
 // PutSignal is Copy to the peer with Signal behind it: when peer has waited for the signal, it sees the data. What either refuses it
 // refuses, and enqueues nothing then.
 func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, local device.Ptr, bytes int64, channel int) error {
-	sig, err := m.signalsFor("PutSignal", s, peer, channel)
+	return m.putSignal("PutSignal", s, peer, w, offset, local, bytes, channel, nobody)
+}
+
+// PutSignalWait is PutSignal with Wait for rank from behind it, on the same channel: what a rank of a ring does in one step. It is one launch, of up to 512
+// threads that stay on the device until the signal has come, for up to 64 KiB between GPUs whose memory has addresses on each other, and else
+// what the two calls are. What either refuses it refuses, and enqueues nothing then; it is bounded as they are.
+func (m *Memory) PutSignalWait(s device.Stream, peer int, w *Window, offset int64, local device.Ptr, bytes int64, from, channel int) error {
+	const call = "PutSignalWait"
+	if err := m.checkStream(call, s); err != nil {
+		return err
+	}
+	if err := m.checkRankOf(call, "from", from); err != nil {
+		return err
+	}
+	return m.putSignal(call, s, peer, w, offset, local, bytes, channel, from)
+}
+
+// putSignal is PutSignal, and PutSignalWait unless it is to wait for nobody.
+func (m *Memory) putSignal(call string, s device.Stream, peer int, w *Window, offset int64, local device.Ptr, bytes int64, channel, awaited int) error {
+	out, err := m.signalsFor(call, s, peer, channel)
 	if err != nil {
 		return err
 	}
 	defer m.enqueuing.unuse()
-	if x, ok := sig.(*mixedSignals); ok {
-		sig = x.of(peer)
+	in := out
+	if x, ok := out.(*mixedSignals); ok {
+		if out = x.of(peer); awaited != nobody {
+			in = x.of(awaited)
+		}
 	}
+	d, kernels := out.(*deviceSignals)
+	if near, ok := in.(*deviceSignals); ok && awaited != nobody {
+		if err := near.reaches(awaited); err != nil {
+			return fmt.Errorf("%s: %w", call, err)
+		}
+	}
+	one := kernels && bytes <= putSignalBytes && (awaited == nobody || in == out)
 	signalled := false
 	err = m.copy(s, backend.Write, peer, w, offset, local, bytes, func(to, from device.Ptr) error {
-		if d, ok := sig.(*deviceSignals); ok && bytes <= putSignalBytes {
+		if one {
 			signalled = true
-			return d.putSignal(s, peer, channel, to, from, bytes)
+			return d.putSignal(s, putKey{peer: peer, channel: channel, awaited: awaited, to: to, from: from, bytes: bytes})
 		}
 		return s.Copy(to, from, bytes)
 	})
-	if err != nil || signalled {
+	switch {
+	case err != nil || signalled:
+		return err
+	case one && awaited != nobody: // there was nothing to copy
+		if err := d.reaches(peer); err != nil {
+			return err
+		}
+		return d.putSignal(s, putKey{peer: peer, channel: channel, awaited: awaited})
+	}
+	if err := out.signal(s, peer, channel); err != nil || awaited == nobody {
 		return err
 	}
-	return sig.signal(s, peer, channel)
+	return in.wait(s, awaited, channel)
 }
 
 // Copy enqueues one transfer of bytes between local, an address of symmetric memory of this rank, and the place at offset

@@ -135,9 +135,12 @@ func (w *Window) check(op string, offset int64) error {
 	return nil
 }
 
-func (m *Memory) checkRank(op string, rank int) error {
+func (m *Memory) checkRank(op string, rank int) error { return m.checkRankOf(op, "rank", rank) }
+
+// checkRankOf is checkRank for an argument of another name.
+func (m *Memory) checkRankOf(op, arg string, rank int) error {
 	if rank < 0 || rank >= m.group.Size() {
-		return errs.Invalid(op, "rank", rank, fmt.Sprintf("0 to %d, the ranks of the group", m.group.Size()-1))
+		return errs.Invalid(op, arg, rank, fmt.Sprintf("0 to %d, the ranks of the group", m.group.Size()-1))
 	}
 	return nil
 }

@@ -75,6 +75,9 @@ type SymmetricTensor interface {
 	Put(s device.Stream, peer int, src SymmetricTensor) error
 	// PutSignal is Put with Signal behind it: when peer has waited for the signal, it sees the data. If it is refused, neither is enqueued.
 	PutSignal(s device.Stream, peer int, src SymmetricTensor, channel int) error
+	// PutSignalWait is PutSignal with Wait for the rank from behind it: what a rank of a ring does in one step, and for few bytes between GPUs
+	// one launch. If any of it is refused, nothing is enqueued.
+	PutSignalWait(s device.Stream, peer int, src SymmetricTensor, from, channel int) error
 	// Get enqueues copying peer's copy of the tensor to this rank's copy of dst, as Put does the other way.
 	Get(s device.Stream, peer int, dst SymmetricTensor) error
 	// Signal enqueues telling peer, on channel, that all earlier work of s has ended. Signals are counted. It returns at once.

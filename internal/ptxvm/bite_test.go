@@ -215,6 +215,8 @@ var bitten = map[string]string{
 	"barrier: st.release.sys.global.u32 (0)":          launchAlone,
 	"barrier: ld.acquire.sys.global.u32 (0)":          launchAlone,
 	"barrier: ld.acquire.sys.global.u32 (1)":          launchAlone,
+	"put_signal_wait: ld.acquire.sys.global.u32 (1)":  launchAlone, // of the wait
+	"put_signal_wait: ld.acquire.sys.global.u32 (2)":  launchAlone,
 	"signal: red.release.sys.global.add.u32 (0)":      launchAlone,
 	"signal_all: bar.red.and.pred (0)":                deadLater,
 	"signal_all: red.release.sys.global.add.u32 (0)":  launchAlone,
@@ -254,7 +256,7 @@ func TestBite(t *testing.T) {
 			}
 		}
 	}
-	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.PutSignal, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll} {
+	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.PutSignal, ptx.PutSignalWait, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll} {
 		for _, hopper := range []bool{false, true} {
 			k, name := ptx.SignalOn(k, hopper), strings.TrimPrefix(k.Name, "symmem_")
 			var list []attempt

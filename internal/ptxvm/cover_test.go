@@ -226,8 +226,11 @@ func TestCoverage(t *testing.T) {
 		}
 	}
 	for _, hopper := range []bool{false, true} {
-		putSignals(t, hopper, 32, config)
-		putSignals(t, hopper, 1, config) // who has all heads and tails
+		for _, waits := range []bool{false, true} {
+			putSignals(t, hopper, waits, 32, config)
+			putSignals(t, hopper, waits, 1, config) // who has all heads and tails
+			require.NoError(t, stepInVain(t, hopper, waits, config))
+		}
 	}
 	for k := range signalKinds {
 		for _, missing := range []int{1, 2} {

@@ -120,6 +120,13 @@ func (p *pads) putSignal(rank, peer int, to, from, bytes uint64) {
 	p.signalsWith(q, rank, peer, ptx.PutSignal)
 }
 
+// putSignalWait is putSignal, and then a wait for rank from.
+func (p *pads) putSignalWait(rank, peer, from int, to, source, bytes uint64) {
+	q := p.params[rank]
+	q.Out[0], q.In[0], q.Count, q.Shard = page(peer, 0)+to, page(rank, 0)+source, bytes, uint64(from)
+	p.signalsWith(q, rank, peer, ptx.PutSignalWait)
+}
+
 func page(rank, word int) uint64 { return uint64(rank+1)*rankAt + inAt + uint64(word)*4 }
 
 func (p *pads) put(rank, to, word int, value uint32) {
@@ -184,6 +191,10 @@ func exchange(tb testing.TB, ranks int, flags uint32, hopper bool, c Config, rep
 			p.putSignal(r, r, 220*4, 230*4, 4)
 			p.signals(r, r, ptx.Wait)
 			look(r, at, v(last, 30))
+			// A step of the ring in one: what is behind it sees what the last has put.
+			p.put(r, r, 221, v(r, 40))
+			p.putSignalWait(r, next, last, uint64(at+1)*4, 221*4, 4)
+			look(r, at+1, v(last, 40))
 			// To all, and from all.
 			for q := range ranks {
 				p.put(r, q, round*64+8+r, v(r, 2))
@@ -232,12 +243,16 @@ func TestSignals(t *testing.T) {
 // TestPutSignal: what is put is all bytes and no other, however the two sides lie.
 func TestPutSignal(t *testing.T) {
 	for _, hopper := range []bool{false, true} {
-		putSignals(t, hopper, 32, Config{Weak: true, MaxSteps: 1 << 26})
+		for _, waits := range []bool{false, true} {
+			putSignals(t, hopper, waits, 32, Config{Weak: true, MaxSteps: 1 << 26})
+		}
 	}
 }
 
 // putSignals puts pieces of all kinds of alignment, of each so many bytes that threads have none, one and several elements.
-func putSignals(t *testing.T, hopper bool, threads uint32, c Config) {
+//
+// Where it waits, it does for the peer, and goes no further before.
+func putSignals(t *testing.T, hopper, waits bool, threads uint32, c Config) {
 	const source = 2560 // so that a page holds both
 	for _, apart := range []uint64{0, 1, 2, 4, 8} {
 		for _, lead := range []uint64{0, 5} {
@@ -255,8 +270,15 @@ func putSignals(t *testing.T, hopper bool, threads uint32, c Config) {
 					from = lead
 				}
 				to := lead + apart
-				p.putSignal(0, 1, to, from, n)
+				if waits {
+					p.putSignalWait(0, 1, 1, to, from, n)
+				} else {
+					p.putSignal(0, 1, to, from, n)
+				}
 				p.signals(1, 0, ptx.Wait)
+				if waits {
+					p.signals(1, 0, ptx.Signal)
+				}
 				require.NoError(t, p.m.Run())
 				want := bytes.Repeat([]byte{0xa5}, len(p.pages[1]))
 				copy(want[to:], p.pages[0][from:][:n])
@@ -278,6 +300,12 @@ func TestTimeout(t *testing.T) {
 		require.Equal(t, ptx.Fault{Why: ptx.FaultTimeout, Kernel: ptx.FaultWait, Peer: 2, Index: channel}, cell)
 		require.GreaterOrEqual(t, p.m.Steps(), uint64(100_000))
 
+		for _, dead := range []bool{false, true} {
+			for _, hopper := range []bool{false, true} {
+				require.NoError(t, stepInVain(t, hopper, dead, Config{Weak: weak, MaxSteps: 1 << 26}))
+			}
+		}
+
 		p.params[0].Timeout = 1 << 62
 		binary.LittleEndian.PutUint32(bytesAt(p, 0)[48:], 1)
 		p.signals(0, 1, ptx.Wait)
@@ -286,6 +314,26 @@ func TestTimeout(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, uint8(ptx.FaultStopped), cell.Why)
 	}
+}
+
+// stepInVain is a step of a ring whose signal comes, and for which nothing does, with a plan's dead word or without.
+func stepInVain(tb testing.TB, hopper, dead bool, c Config) error {
+	p := newPads(tb, 3, ptx.Atomics, c)
+	p.hopper = hopper
+	p.params[1].Timeout = 5000
+	if !dead {
+		p.params[1].Dead = 0
+	}
+	p.putSignalWait(1, 0, 2, 0, 0, 4)
+	p.signals(0, 1, ptx.Wait)
+	if err := p.m.Run(); err != nil {
+		return err
+	}
+	fault, err := cellOf(p, 1)
+	if want := (ptx.Fault{Why: ptx.FaultTimeout, Kernel: ptx.FaultWait, Peer: 2, Index: channel}); err == nil && fault != want {
+		return fmt.Errorf("fault %+v", fault)
+	}
+	return err
 }
 
 func bytesAt(p *pads, rank int) []byte { return p.m.memory.find(uint64(rank+1)*rankAt + wordsAt).keep }
@@ -298,18 +346,29 @@ func cellOf(p *pads, rank int) (ptx.Fault, error) {
 	return ptx.DecodeFault(binary.LittleEndian.Uint64(b[8:])), nil
 }
 
-// twoStreams is two streams of a rank that signal the same peer at the same time. The peer sees what was before both signals.
+// twoStreams is two streams of a rank that signal the same peer at the same time, and wait for it if the kernel does that too. The peer sees what was before both signals.
 func twoStreams(tb testing.TB, kernel ptx.Kernel, flags uint32, c Config, replace func(*Module) *Module) error {
 	p := newPads(tb, 3, flags, c)
 	p.replace = replace
 	own := p.streams[0]
 	other := p.m.NewStream(0)
 	const rounds = 3
+	if kernel.Name == ptx.PutSignalWait.Name {
+		for range 2 * rounds { // so that no stream waits for what the other one has taken
+			p.signals(1, 0, ptx.Signal)
+		}
+	}
 	for round := range rounds {
 		for i, s := range []*Stream{own, other} {
 			p.streams[0] = s
 			p.put(0, 1, 2*round+i, uint32(10*round+i+1))
-			p.signals(0, 1, kernel)
+			if kernel.Name == ptx.PutSignalWait.Name {
+				q := p.params[0]
+				q.Shard = 1
+				p.signalsWith(q, 0, 1, kernel)
+			} else {
+				p.signals(0, 1, kernel)
+			}
 		}
 		p.signals(1, 0, ptx.Wait)
 		p.signals(1, 0, ptx.Wait)
@@ -405,7 +464,8 @@ func stopped(tb testing.TB, kernel ptx.Kernel, c Config) error {
 var signalKinds = func() map[ptx.Kernel]uint8 {
 	kinds := map[ptx.Kernel]uint8{
 		ptx.Signal: ptx.FaultSignal, ptx.PutSignal: ptx.FaultSignal, ptx.SignalAll: ptx.FaultSignal,
-		ptx.Wait: ptx.FaultWait, ptx.WaitAll: ptx.FaultWait, ptx.Barrier: ptx.FaultBarrier,
+		ptx.PutSignalWait: ptx.FaultSignal, // if its signal is what is in vain
+		ptx.Wait:          ptx.FaultWait, ptx.WaitAll: ptx.FaultWait, ptx.Barrier: ptx.FaultBarrier,
 	}
 	for k, kind := range maps.Clone(kinds) {
 		kinds[ptx.SignalOn(k, true)] = kind
@@ -415,7 +475,7 @@ var signalKinds = func() map[ptx.Kernel]uint8 {
 
 func TestSignalsOfTwoStreams(t *testing.T) {
 	for _, flags := range []uint32{0, ptx.Atomics} {
-		for _, kernel := range []ptx.Kernel{ptx.Signal, ptx.PutSignal, ptx.SignalAll} {
+		for _, kernel := range []ptx.Kernel{ptx.Signal, ptx.PutSignal, ptx.PutSignalWait, ptx.SignalAll} {
 			for seed := range uint64(20) {
 				require.NoError(t, twoStreams(t, kernel, flags, Config{Seed: seed, Weak: true, MaxSteps: 1 << 22}, nil), "%s, flags %d, seed %d", kernel.Name, flags, seed)
 			}

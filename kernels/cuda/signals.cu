@@ -129,6 +129,28 @@ extern "C" __global__ void __launch_bounds__(1024) symmem_put_signal(const __gri
   tell(p, w.fault);
 }
 
+// awaitSignal waits for one signal of peer more.
+SYMMEM_DEVICE void awaitSignal(Waiting &w, u32 peer) {
+  Pad pad{w.p};
+  const u32 want = countDevice(pad.consumed(peer), 1) + 1;
+  const u64 at = pad.counter(w.p.rank, kPadSignal, peer);
+  while (late(loadAcquire(at), want))
+    if (!w.again(peer)) break;
+}
+
+// symmem_put_signal_wait is symmem_put_signal with symmem_wait for the rank Params::shard behind it. Of the two that may give up, the first tells why.
+extern "C" __global__ void __launch_bounds__(512) symmem_put_signal_wait(const __grid_constant__ Params p) {
+  Waiting w(p, kKindSignal), then(p, kKindWait);
+  awaitPrevious(p.workspace[0], p.table, p.dead, p.rank);
+  copyChunk(p.out[0], p.in[0], p.count);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  signal(w, p.peer);
+  awaitSignal(then, (u32)p.shard);
+  startNext();
+  tell(p, w.fault != 0 ? w.fault : then.fault);
+}
+
 // symmem_signal_all is symmem_signal to every peer at once, each by a thread.
 extern "C" __global__ void symmem_signal_all(const __grid_constant__ Params p) {
   Waiting w(p, kKindSignal);
@@ -144,13 +166,7 @@ extern "C" __global__ void symmem_wait(const __grid_constant__ Params p) {
   Waiting w(p, kKindWait);
   awaitPrevious();
   if (threadIdx.x != 0) return;
-  if (w.alive()) {
-    Pad pad{p};
-    const u32 want = countDevice(pad.consumed(p.peer), 1) + 1;
-    const u64 at = pad.counter(p.rank, kPadSignal, p.peer);
-    while (late(loadAcquire(at), want))
-      if (!w.again(p.peer)) break;
-  }
+  if (w.alive()) awaitSignal(w, p.peer);
   startNext();
   tell(p, w.fault);
 }
@@ -159,16 +175,9 @@ extern "C" __global__ void symmem_wait(const __grid_constant__ Params p) {
 extern "C" __global__ void symmem_wait_all(const __grid_constant__ Params p) {
   Waiting w(p, kKindWait);
   awaitPrevious();
-  if (w.alive()) {
-    Pad pad{p};
-    for (u32 r = threadIdx.x; r < p.world; r += blockDim.x) {
-      if (r == p.rank) continue;
-      const u32 want = countDevice(pad.consumed(r), 1) + 1;
-      const u64 at = pad.counter(p.rank, kPadSignal, r);
-      while (late(loadAcquire(at), want))
-        if (!w.again(r)) break;
-    }
-  }
+  if (w.alive())
+    for (u32 r = threadIdx.x; r < p.world; r += blockDim.x)
+      if (r != p.rank) awaitSignal(w, r);
   startNext();
   w.leave();
 }

@@ -56,12 +56,12 @@ type Params struct {
 	Out          [Inline]uint64 // every rank's output, by rank; likewise. May equal In
 	Workspace    [Inline]uint64 // every rank's workspace or signal pad, by rank; 128-byte aligned
 	Table        uint64         // World > Inline: [3][World]uint64, in place of In, Out and Workspace
-	Count        uint64         // elements; PutSignal: bytes
+	Count        uint64         // elements; PutSignal and PutSignalWait: bytes
 	Fault        uint64         // 64-bit fault word, for one dead word; signals: a fault cell, of 16 bytes
 	Dead         uint64         // 32-bit word in this device's memory, 0 as long as all is well; signals: or 0
 	Stop         uint64         // 32-bit word that ends all waiting when it is not 0; or 0 for none
 	Timeout      uint64         // ns that a launch may wait
-	Shard        uint64         // Layout.Shard
+	Shard        uint64         // Layout.Shard; PutSignalWait: the rank to wait for
 	Span         uint64         // Layout.Span
 	MulticastIn  uint64         // multicast address of the input
 	MulticastOut uint64         // multicast address of the output

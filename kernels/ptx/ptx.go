@@ -70,10 +70,12 @@ const (
 	Avg
 )
 
-// MaxThreads is the most threads a block of any all-reduce kernel may have, and MaxPutThreads one of PutSignal.
+// MaxThreads is the most threads a block of any all-reduce kernel may have, MaxPutThreads one of PutSignal, and MaxPutWaitThreads one of PutSignalWait, which
+// keeps its room while it waits.
 const (
-	MaxThreads    = 512
-	MaxPutThreads = 1024
+	MaxThreads        = 512
+	MaxPutThreads     = 1024
+	MaxPutWaitThreads = 512
 )
 
 // Kernel is one compiled kernel.
@@ -85,14 +87,16 @@ type Kernel struct {
 	Overlap bool
 }
 
-// The kernels of signals. All take Params and are one block. PutSignal copies Count bytes from In[0] to Out[0] before.
+// The kernels of signals. All take Params and are one block. PutSignal and PutSignalWait copy Count bytes from In[0] to Out[0] before; PutSignalWait waits for
+// the rank Shard after.
 var (
-	Barrier   = Kernel{File: "signals.ptx", Name: "symmem_barrier"}
-	PutSignal = Kernel{File: "signals.ptx", Name: "symmem_put_signal"}
-	Signal    = Kernel{File: "signals.ptx", Name: "symmem_signal"}
-	SignalAll = Kernel{File: "signals.ptx", Name: "symmem_signal_all"}
-	Wait      = Kernel{File: "signals.ptx", Name: "symmem_wait"}
-	WaitAll   = Kernel{File: "signals.ptx", Name: "symmem_wait_all"}
+	Barrier       = Kernel{File: "signals.ptx", Name: "symmem_barrier"}
+	PutSignal     = Kernel{File: "signals.ptx", Name: "symmem_put_signal"}
+	PutSignalWait = Kernel{File: "signals.ptx", Name: "symmem_put_signal_wait"}
+	Signal        = Kernel{File: "signals.ptx", Name: "symmem_signal"}
+	SignalAll     = Kernel{File: "signals.ptx", Name: "symmem_signal_all"}
+	Wait          = Kernel{File: "signals.ptx", Name: "symmem_wait"}
+	WaitAll       = Kernel{File: "signals.ptx", Name: "symmem_wait_all"}
 )
 
 // Hopper reports whether a device is a GPU of compute capability 9.0 or later, by its method ComputeCapability, which gives ten times the major number plus

@@ -1806,18 +1806,43 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "PutSignal does not signal", tests: inTensor,
-		old: "\t}\n\treturn sig.signal(s, peer, channel)\n}\n\n// Copy",
-		new: "\t}\n\treturn nil\n}\n\n// Copy",
+		old: "\tif err := out.signal(s, peer, channel); err != nil || awaited == nobody {",
+		new: "\tif err := error(nil); err != nil || awaited == nobody {",
+	},
+	{
+		file: "memory/transfer.go", why: "PutSignalWait does not wait", tests: inTensor,
+		old: "\treturn in.wait(s, awaited, channel)\n}",
+		new: "\treturn nil\n}",
+	},
+	{
+		file: "memory/transfer.go", why: "PutSignalWait waits for whom it has put to", tests: []stage{worldOfMore},
+		old: "\treturn in.wait(s, awaited, channel)\n}",
+		new: "\treturn in.wait(s, peer, channel)\n}",
+	},
+	{
+		file: "memory/transfer.go", why: "a step of a ring is always two launches", tests: []stage{memoryTests},
+		old: "\tone := kernels && bytes <= putSignalBytes &&",
+		new: "\tone := kernels && awaited == nobody && bytes <= putSignalBytes &&",
+	},
+	{
+		file: "memory/signal_put.go", why: "the launch of a step waits for rank 0", tests: []stage{memoryTests},
+		old: "\t\tparams.Shard = uint64(key.awaited)\n",
+		new: "",
+	},
+	{
+		file: "tensor/transfer.go", why: "steps of a ring go to the beginning of the allocation", tests: inTensor,
+		old: "PutSignalWait(s, peer, w, t.offset, local",
+		new: "PutSignalWait(s, peer, w, 0, local",
 	},
 	{
 		file: "memory/transfer.go", why: "a put whose signal is refused is put all the same", tests: inTensor,
-		old: "\tsig, err := m.signalsFor(\"PutSignal\", s, peer, channel)\n\tif err != nil {\n\t\treturn err\n\t}\n",
-		new: "\tsig, err := m.signalsFor(\"PutSignal\", s, peer, channel)\n\tif err != nil {\n\t\treturn errors.Join(m.Copy(s, backend.Write, peer, w, offset, local, bytes), err)\n\t}\n",
+		old: "\tout, err := m.signalsFor(call, s, peer, channel)\n\tif err != nil {\n\t\treturn err\n\t}\n",
+		new: "\tout, err := m.signalsFor(call, s, peer, channel)\n\tif err != nil {\n\t\treturn errors.Join(m.Copy(s, backend.Write, peer, w, offset, local, bytes), err)\n\t}\n",
 	},
 	{
 		file: "memory/transfer.go", why: "PutSignal signals before it puts", tests: inTensor,
 		old: "\tsignalled := false\n\terr = m.copy(s, backend.Write,",
-		new: "\tsignalled := true\n\tif err := sig.signal(s, peer, channel); err != nil {\n\t\treturn err\n\t}\n\terr = m.copy(s, backend.Write,",
+		new: "\tsignalled := true\n\tif err := out.signal(s, peer, channel); err != nil {\n\t\treturn err\n\t}\n\terr = m.copy(s, backend.Write,",
 	},
 	{
 		file: "tensor/transfer.go", why: "puts with a signal go to the beginning of the allocation", tests: inTensor,

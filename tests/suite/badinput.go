@@ -122,6 +122,7 @@ func nilCase(ctx context.Context, e *Env) error {
 		add("Put on "+what, t.Put(s, me, t), "stream")
 		add("Get on "+what, t.Get(s, me, t), "stream")
 		add("PutSignal on "+what, t.PutSignal(s, me, t, 0), "stream")
+		add("PutSignalWait on "+what, t.PutSignalWait(s, me, t, me, 0), "stream")
 		add("Signal on "+what, t.Signal(s, me, 0), "stream")
 		add("Wait on "+what, t.Wait(s, me, 0), "stream")
 		add("Barrier on "+what, t.Barrier(s, 0), "stream")
@@ -133,6 +134,7 @@ func nilCase(ctx context.Context, e *Env) error {
 	for what, none := range map[string]tensor.SymmetricTensor{"nothing": nil, "a nil tensor": (*tensor.Tensor)(nil)} {
 		add("Put of "+what, t.Put(e.S, me, none), "src")
 		add("PutSignal of "+what, t.PutSignal(e.S, me, none, 0), "src")
+		add("PutSignalWait of "+what, t.PutSignalWait(e.S, me, none, me, 0), "src")
 		add("Get to "+what, t.Get(e.S, me, none), "dst")
 		add("a transfer from "+what, first(tensor.PrepareTransfer(backend.Write, me, tensor.Pair{Local: none, Remote: t})), "pairs[0].Local")
 		add("a transfer to "+what, first(tensor.PrepareTransfer(backend.Write, me, tensor.Pair{Local: t, Remote: none})), "pairs[0].Remote")
@@ -140,6 +142,7 @@ func nilCase(ctx context.Context, e *Env) error {
 	}
 	add("Copy without window", m.Copy(e.S, backend.Write, me, nil, 0, t.Ptr(), 4), "window")
 	add("PutSignal of memory without window", m.PutSignal(e.S, me, nil, 0, t.Ptr(), 4, 0), "window")
+	add("PutSignalWait of memory without window", m.PutSignalWait(e.S, me, nil, 0, t.Ptr(), 4, me, 0), "window")
 	add("Free of nothing", m.Free(ctx, nil), "allocation")
 	add("Zeros without memory", made(tensor.Zeros(ctx, nil, tensor.Float32, 1)), "memory")
 	add("ZerosNamed without memory", made(tensor.ZerosNamed(ctx, nil, "x", tensor.Float32, 1)), "memory")

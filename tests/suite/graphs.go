@@ -28,6 +28,7 @@ func graphCases(kind device.Kind, backend string, world int) []Case {
 		record("barrier", Puts, (*exchange).byBarrier),
 		record("signal", Puts, (*exchange).bySignal),
 		record("put_signal", Puts, (*exchange).byPutSignal),
+		record("put_signal_wait", Puts, (*exchange).byPutSignalWait),
 		record("get", "transfers", (*exchange).byGet),
 		record("prepared", Puts, (*exchange).byPrepared),
 		record("two_streams", Puts, (*exchange).onTwoStreams),
@@ -208,6 +209,21 @@ func (x *exchange) bySignal() error {
 	x.from = []int{prev}
 	return errors.Join(
 		x.pace.at(s, beforeSending), x.put(s, x.sent, next), x.dst.Signal(s, next, 0), x.dst.Wait(s, prev, 0),
+		x.read(s), x.dst.Signal(s, prev, 1), x.dst.Wait(s, next, 1), x.put(s, x.spoiled, next),
+	)
+}
+
+// byPutSignalWait is bySignal with a step of the ring in one call.
+func (x *exchange) byPutSignalWait() error {
+	s, last := x.e.S, x.e.R.Memory().Channels()-1
+	next, prev := ring(x.e)
+	x.from = []int{prev}
+	mine, err := x.dst.Sub(int64(x.pace.rank)*exchangeElements, exchangeElements)
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		x.pace.at(s, beforeSending), mine.PutSignalWait(s, next, x.sent, prev, last),
 		x.read(s), x.dst.Signal(s, prev, 1), x.dst.Wait(s, next, 1), x.put(s, x.spoiled, next),
 	)
 }

@@ -24,6 +24,7 @@ func signalCases(short bool) []Case {
 		{Name: "signal/graph", Needs: []string{"graphs", Puts}, Run: signalGraphCase},
 		{Name: "signal/two_streams", Needs: []string{Puts}, Run: twoStreamsCase},
 		{Name: "signal/put", Needs: []string{Puts}, Run: putSignalCase},
+		{Name: "signal/put_wait", Needs: []string{Puts}, Run: putSignalWaitCase},
 	}
 	if short {
 		return cases
@@ -276,6 +277,66 @@ func twoStreamsCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	return errors.Join(e.S.Synchronize(ctx), other.Synchronize(ctx), other.Close(), t.Close(ctx))
+}
+
+// putSignalWaitCase goes around a ring in steps of one call, by which data of every rank come to every other, in pieces of many sizes. Ranks with odd numbers take two
+// calls for a step, which is the same to their neighbours; in each round one rank is late.
+func putSignalWaitCase(ctx context.Context, e *Env) error {
+	const room, channel = 128 << 10, 4
+	w := e.R.WorldSize()
+	box, err1 := e.mapped(ctx, tensor.Uint8, int64(w), room)
+	src, err2 := e.R.Zeros(ctx, tensor.Uint8, room)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	me := e.R.Rank()
+	next, prev := ring(e)
+	for round, n := range []int64{0, 1, 33, 4099, 16 << 10, 40000, 64 << 10, 64<<10 + 16, 0, room} {
+		// Row s of a box is what has come in step s, at a place that is not aligned but for the longest.
+		lead := min(3, room-n)
+		row := func(step int) (tensor.SymmetricTensor, error) { return box.Sub(int64(step)*room+lead, n) }
+		own, err := src.Slice(lead, lead+n)
+		if err := errors.Join(err, writeBytes(box.Local(), poisoned(int64(w)*room)), writeBytes(src.Local(), pattern(me, round, room)), e.R.Barrier(ctx)); err != nil {
+			return err
+		}
+		if me == round%w {
+			time.Sleep(lateness)
+		}
+		e.Skew()
+		from := own
+		for step := range w {
+			to, err := row(step)
+			switch {
+			case err != nil:
+				return err
+			case me%2 == 1:
+				err = errors.Join(to.PutSignal(e.S, next, from, channel), to.Wait(e.S, prev, channel))
+			default:
+				err = to.PutSignalWait(e.S, next, from, prev, channel)
+			}
+			if err != nil {
+				return fmt.Errorf("%d bytes, step %d: %w", n, step, err)
+			}
+			from = to // what has come goes further
+		}
+		if err := e.S.Synchronize(ctx); err != nil {
+			return fmt.Errorf("%d bytes: %w", n, err)
+		}
+		want := poisoned(int64(w) * room)
+		for step := range w {
+			first := ((me-1-step)%w + w) % w
+			at := int64(step)*room + lead
+			copy(want[at:at+n], pattern(first, round, room)[lead:])
+		}
+		got, err := readBytes(box.Local())
+		if err == nil {
+			err = sameBytes(tensor.Uint8, got, want)
+		}
+		if err := errors.Join(err, e.R.Barrier(ctx)); err != nil {
+			return fmt.Errorf("%d bytes: %w", n, err)
+		}
+	}
+	return closeAll(ctx, box, src)
 }
 
 // inVainCase runs f on memory of its own, whose waits are short.

@@ -317,7 +317,7 @@ func emptySliceCase(ctx context.Context, e *Env) error {
 		}
 		if e.R.Capabilities().Transfers {
 			next, prev := ring(e)
-			if err := errors.Join(s.PutSignal(e.S, next, s, 0), s.Wait(e.S, prev, 0), s.Get(e.S, next, s), e.S.Synchronize(ctx)); err != nil {
+			if err := errors.Join(s.PutSignal(e.S, next, s, 0), s.Wait(e.S, prev, 0), s.PutSignalWait(e.S, next, s, prev, 0), s.Get(e.S, next, s), e.S.Synchronize(ctx)); err != nil {
 				return err
 			}
 		}
@@ -351,6 +351,7 @@ func closedSliceCase(ctx context.Context, e *Env) error {
 		}
 		checks = append(checks, wantError("Put of a closed slice", t.Put(e.S, 0, s), symmem.ErrClosed), wantError("Get to a closed slice", t.Get(e.S, 0, s), symmem.ErrClosed),
 			wantError("PutSignal of a closed slice", t.PutSignal(e.S, 0, s, 0), symmem.ErrClosed),
+			wantError("PutSignalWait of a closed slice", t.PutSignalWait(e.S, 0, s, 0, 0), symmem.ErrClosed),
 			wantError("Read from the view of a closed slice", tensor.Read(views[i], make([]float32, 1), 0), symmem.ErrClosed))
 	}
 	checks = append(checks, wantError("Close of a closed slice", mid.Close(ctx), symmem.ErrClosed), t.Err(), neighbour.Err())
@@ -395,6 +396,12 @@ func refusedPutSignalCase(ctx context.Context, e *Env) error {
 		wantArgument("PutSignal to a rank that does not exist", box.PutSignal(e.S, e.R.WorldSize(), part, 0), fmt.Sprint(e.R.WorldSize())),
 		wantArgument("PutSignal of another size", box.PutSignal(e.S, me, short, 0), "9", "10"),
 		wantArgument("PutSignal of nothing", box.PutSignal(e.S, me, nil, 0), "src"),
+		wantArgument("PutSignalWait on channel -1", box.PutSignalWait(e.S, me, part, me, -1), "channel", "-1"),
+		wantArgument("PutSignalWait to a rank that does not exist", box.PutSignalWait(e.S, e.R.WorldSize(), part, me, 0), "rank", fmt.Sprint(e.R.WorldSize())),
+		wantArgument("PutSignalWait for rank -1", box.PutSignalWait(e.S, me, part, -1, 0), "from", "-1"),
+		wantArgument("PutSignalWait for a rank that does not exist", box.PutSignalWait(e.S, me, part, e.R.WorldSize(), 0), "from", fmt.Sprint(e.R.WorldSize())),
+		wantArgument("PutSignalWait of another size", box.PutSignalWait(e.S, me, short, me, 0), "9", "10"),
+		wantArgument("PutSignalWait of nothing", box.PutSignalWait(e.S, me, nil, me, 0), "src"),
 		e.S.Synchronize(ctx))
 	if err != nil {
 		return err

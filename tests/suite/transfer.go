@@ -591,6 +591,8 @@ func transferErrorsCase(ctx context.Context, e *Env) error {
 		wantError("Get to a slice of another group", half.Get(e.S, 0, foreignHalf), errs.ErrNotSymmetric, "dst is memory of another group"),
 		wantError("a slice of another group", prepare(backend.Read, 0, pair(foreignHalf, half)), errs.ErrNotSymmetric),
 		wantError("PutSignal before rendezvous", alone.PutSignal(e.S, 0, t, 0), errs.ErrNoRendezvous),
+		wantError("PutSignalWait before rendezvous", alone.PutSignalWait(e.S, 0, t, 0, 0), errs.ErrNoRendezvous),
+		wantError("PutSignalWait of a closed tensor", t.PutSignalWait(e.S, 0, gone, 0, 0), symmem.ErrClosed),
 		wantArgument("PutSignal of another dtype", t.PutSignal(e.S, 0, other, 0), "i32", "f32"),
 		wantError("PutSignal of a closed tensor", t.PutSignal(e.S, 0, gone, 0), symmem.ErrClosed),
 		foreign.Close(ctx), sub.Close(ctx))

@@ -30,7 +30,7 @@ iterations back to back on one stream; its time is that of the slowest rank, and
 Results of all-reduce are checked before they are measured.
 
 all_reduce is in place. put and get are done by all ranks at once, each with the next. put_signal is one hop of a ring: put and
-signal to the next rank, wait for the one before. rendezvous is allocating 64 MiB and making it reachable for all, the first
+signal to the next rank, wait for the one before; put_signal_wait is the same in one call. rendezvous is allocating 64 MiB and making it reachable for all, the first
 time in a process and later. plan_run is what enqueuing one all-reduce of the smallest size costs the host.
 
 broadcast, reduce, all_gather, reduce_scatter, all_to_all and all_to_all_v take those of the algorithms that they have, and auto if that is none;

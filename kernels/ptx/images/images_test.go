@@ -126,7 +126,7 @@ func TestKernels(t *testing.T) {
 		use(ptx.ManyCopy(width))
 	}
 	use(ptx.Told)
-	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.PutSignal, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll} {
+	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.PutSignal, ptx.PutSignalWait, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll} {
 		use(k)
 		use(ptx.SignalOn(k, true))
 	}

@@ -73,7 +73,7 @@ func (r *Report) page() *chart.Page {
 
 // transfers reports whether a kind of measurement is of transfers between two ranks, which have no bus bandwidth.
 func transfers(kind string) bool {
-	return kind == measure.Put || kind == measure.Get || kind == measure.PutSignal
+	return kind == measure.Put || kind == measure.Get || kind == measure.PutSignal || kind == measure.PutSignalWait
 }
 
 // line returns the name of the line that a row belongs to, "" if it belongs to none.
@@ -90,7 +90,7 @@ func line(r *measure.Row) string {
 			name += " " + r.Algorithm
 		}
 		return fmt.Sprintf("%s, %d ranks, %s", name, r.Ranks, r.Mode)
-	case measure.Put, measure.Get, measure.PutSignal:
+	case measure.Put, measure.Get, measure.PutSignal, measure.PutSignalWait:
 		return fmt.Sprintf("%s %s, %d ranks", r.Backend, r.Kind, r.Ranks)
 	}
 	return ""

@@ -132,7 +132,7 @@ func (b *bencher) run(ctx context.Context) (err error) {
 			if err := b.planRun(ctx); err != nil {
 				return fmt.Errorf("measuring Plan.Run: %w", err)
 			}
-		case Put, Get, PutSignal:
+		case Put, Get, PutSignal, PutSignalWait:
 			if !b.moves(kind) {
 				if err := b.skip(kind); err != nil {
 					return err
@@ -512,7 +512,7 @@ func (b *bencher) planRun(ctx context.Context) (err error) {
 	return b.report(ctx, row, times.host)
 }
 
-// transfer measures put, get, or put and signal.
+// transfer measures put, get, or a hop of a ring.
 func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error {
 	remote, err := b.tensorOf(ctx, tensor.Uint8, bytes)
 	if err != nil {
@@ -535,6 +535,8 @@ func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error 
 			}
 			return remote.Wait(b.s, before, signalChannel)
 		}
+	case PutSignalWait:
+		enqueue = func() error { return remote.PutSignalWait(b.s, next, local, before, signalChannel) }
 	}
 	if err := b.timed(ctx, &Row{Kind: kind, Bytes: bytes}, enqueue); err != nil {
 		return err

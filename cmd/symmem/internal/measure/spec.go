@@ -10,9 +10,11 @@ const (
 	AllReduce  = "all_reduce"
 	Put        = "put"        // every rank puts to the next, all at once
 	Get        = "get"        // every rank gets from the next, all at once
-	PutSignal  = "put_signal" // put and signal to the next, wait for the one before: one hop
+	PutSignal  = "put_signal" // put and signal to the next, wait for the one before: one hop, in two calls
 	Rendezvous = "rendezvous" // allocate and make reachable
 	PlanRun    = "plan_run"   // what enqueuing one run costs the host
+
+	PutSignalWait = "put_signal_wait" // the same hop in one call
 
 	Broadcast     = "broadcast" // from rank 0
 	Reduce        = "reduce"    // to rank 0
@@ -30,7 +32,7 @@ const (
 // DefaultKinds are the kinds of measurements that are taken unless others are asked for, and Kinds are all.
 var (
 	DefaultKinds = []string{AllReduce, Put, Get, PutSignal, Rendezvous, PlanRun}
-	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul)
+	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, PutSignalWait, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul)
 )
 
 // AllAlgorithms, as the only element of Spec.Algorithms, stands for every form of all-reduce that there is for what is measured.
