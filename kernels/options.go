@@ -112,12 +112,21 @@ func usable(call, arg string, t tensor.SymmetricTensor) error {
 	return nil
 }
 
+// tensors are all that the collective has been given.
+func (m *maker) tensors() []tensor.SymmetricTensor {
+	all := []tensor.SymmetricTensor{m.in, m.out}
+	for _, a := range m.more {
+		all = append(all, a.tensor)
+	}
+	return all
+}
+
 // plan prepares the collective. A rank that cannot take part comes all the same, so that the others are told, unless it has no tensor that
 // says with whom.
 func (m *maker) plan(ctx context.Context, f collectiveForm) (*Plan, error) {
 	failure := m.given(ctx)
 	if failure != nil {
-		return nil, refuse(ctx, m.call, failure, m.in, m.out)
+		return nil, refuse(ctx, m.call, failure, m.tensors()...)
 	}
 	return inTurn(ctx, m.in.Memory(), m.call, func(ctx context.Context, _ error) (*Plan, error) { return m.planFirst(ctx, f) })
 }
@@ -134,11 +143,11 @@ func (m *maker) planFirst(ctx context.Context, f collectiveForm) (*Plan, error) 
 	}
 }
 
-// refuse returns the failure of a constructor's arguments, and tells the other ranks of it, if one of the tensors says which they are.
+// refuse returns the failure of a constructor's arguments, and tells the other ranks of it, if one of the tensors says which they are: the first that does.
 func refuse(ctx context.Context, call string, failure error, tensors ...tensor.SymmetricTensor) error {
 	var memory *memory.Memory
 	for _, t := range tensors {
-		if usable(call, "", t) == nil {
+		if memory == nil && usable(call, "", t) == nil {
 			memory = t.Memory()
 		}
 	}
@@ -186,11 +195,7 @@ func (m *maker) planOnce(ctx context.Context, f collectiveForm) (*Plan, error) {
 
 // check says what is wrong with the tensors and options of this rank.
 func (m *maker) check() error {
-	tensors := []tensor.SymmetricTensor{m.in, m.out}
-	for _, a := range m.more {
-		tensors = append(tensors, a.tensor)
-	}
-	for _, t := range tensors {
+	for _, t := range m.tensors() {
 		if err := t.Err(); err != nil {
 			return err
 		}

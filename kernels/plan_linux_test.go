@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -116,6 +117,15 @@ func TestMissingTensorIsTold(t *testing.T) {
 			}
 			if _, err := NewAllToAllV(ctx, x, x, counts, received, nil); !errors.Is(err, errs.ErrInvalid) {
 				return fmt.Errorf("rank 1 with counts of %v: %w", missing, err)
+			}
+			// The counts say with whom, too.
+			in, out := tensor.SymmetricTensor(x), tensor.SymmetricTensor(x)
+			if m.Group().Rank() == 1 {
+				in, out = missing, missing
+			}
+			_, err := NewAllToAllV(ctx, in, out, numbers, numbers, nil)
+			if vote, ok := errors.AsType[*group.VoteError](err); !ok || !slices.ContainsFunc(vote.Failures, func(f group.RankFailure) bool { return f.Rank == 1 }) {
+				return fmt.Errorf("rank 1 with an input of %v: %w", missing, err)
 			}
 		}
 		return numbers.Close(ctx)
