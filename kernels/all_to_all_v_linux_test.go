@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
@@ -277,6 +278,86 @@ func TestAllToAllVOnHost(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// adopting is a backend whose memory has no addresses on other ranks while it hides them, as backend nixl's has not that a rank has adopted.
+type adopting struct {
+	backend.Backend
+	hides bool
+}
+
+// Rendezvous hides the addresses of the peers.
+func (a *adopting) Rendezvous(ctx context.Context, memory backend.Allocation) (backend.Mapping, error) {
+	m, err := a.Backend.Rendezvous(ctx, memory)
+	if err == nil && a.hides {
+		return adopted{m, memory.Ptr()}, nil
+	}
+	return m, err
+}
+
+type adopted struct {
+	backend.Mapping
+	own device.Ptr
+}
+
+func (a adopted) Peer(rank int) (device.Ptr, error) {
+	if p, err := a.Mapping.Peer(rank); err != nil || p == a.own {
+		return p, err
+	}
+	return 0, errs.ErrNotReachable
+}
+
+// TestAllToAllVOfAdoptedCounts: Auto takes transfers where the counts, or what is told, have no addresses, though the ranks share memory.
+func TestAllToAllVOfAdoptedCounts(t *testing.T) {
+	for _, hidden := range []int{2, 3} {
+		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			near, err := host.New(g, nil)
+			if err != nil {
+				return err
+			}
+			b := &adopting{Backend: near}
+			m := memory.New(backendtest.Far(b, g, &backendtest.FarOptions{Islands: []int{0, 0}}), g, nil)
+			if err := backendtest.WithWindow(ctx, m, 100, nil); err != nil { // the first makes the signal pads
+				return err
+			}
+			var all []*tensor.Tensor
+			for i, shape := range [][]int64{{3}, {3}, {2}, {2, 2}} {
+				x, err := tensor.Zeros(ctx, m, tensor.Int64, shape...)
+				if err != nil {
+					return err
+				}
+				b.hides = i == hidden
+				if err := x.Rendezvous(ctx); err != nil {
+					return err
+				}
+				b.hides = false
+				all = append(all, x)
+			}
+			if err := errors.Join(tensor.Write(all[0].Local(), []int64{1, 2, 3}, 0), tensor.Write(all[2].Local(), []int64{1, 1}, 0)); err != nil {
+				return err
+			}
+			p, err := NewAllToAllV(ctx, all[0], all[1], all[2], all[3], nil)
+			if err != nil {
+				return err
+			}
+			s, err := m.Device().NewStream()
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(p.Run(s), s.Synchronize(ctx)); err != nil {
+				return err
+			}
+			got, err := tensor.ReadAll[int64](all[1].Local())
+			if want := int64(g.Rank() + 1); err != nil || fmt.Sprint(got) != fmt.Sprint([]int64{want, want, 0}) || p.Algorithm() != Transfers {
+				return fmt.Errorf("%v by %s: %w", got, p.Algorithm(), errors.Join(err, errors.New("not what was sent")))
+			}
+			err = errors.Join(p.Close(ctx), s.Close())
+			for _, x := range all {
+				err = errors.Join(err, x.Close(ctx))
+			}
+			return errors.Join(err, m.Close(ctx))
+		}))
 	}
 }
 

@@ -290,7 +290,7 @@ func (m *maker) choose(f collectiveForm) error {
 		return errs.Invalid(m.call, "Algorithm", asked, fmt.Sprint(all))
 	}
 	switch {
-	case asked == Auto && (m.far() || !reachable(m.in, m.out)):
+	case asked == Auto && (m.far() || !reachable(m.tensors()...)):
 		m.algorithm = farForm(m.in.Memory(), LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
 		if slices.Contains(have, Hierarchical) && m.ordered(Hierarchical) && m.takesIslands() {
 			m.algorithm = Hierarchical
