@@ -79,7 +79,9 @@ type many struct {
 	op        Op
 	opts      Options
 	memory    *memory.Memory
-	algorithm Algorithm // that was chosen
+	algorithm Algorithm   // that was chosen
+	maxBlocks int         // opts.MaxBlocks, or fewer if the table says so
+	avoided   []Algorithm // that Auto has tried in vain
 
 	dtype tensor.DType
 	parts []part    // that have elements
@@ -121,6 +123,19 @@ func (m *many) plan(ctx context.Context, gaveUp error) (*Plan, error) {
 	if err := m.agree(ctx, failure); err != nil {
 		return nil, fmt.Errorf("preparing an all-reduce of many tensors: %w", err)
 	}
+	for {
+		p, err := m.planOnce(ctx, failure)
+		if m.opts.Algorithm != Auto || slices.Contains(m.avoided, m.algorithm) || !avoidable(m.algorithm, err) {
+			return p, err
+		}
+		m.memory.Logger().Info("a form cannot be had; auto takes another one", "form", m.algorithm, "error", err)
+		m.avoided = append(m.avoided, m.algorithm)
+		failure = m.choose()
+	}
+}
+
+// planOnce is plan for a list that the ranks have agreed on, in the form that was chosen.
+func (m *many) planOnce(ctx context.Context, failure error) (*Plan, error) {
 	s := collective.Spec{Name: manyCall, Failure: failure, FirstEpoch: m.opts.FirstEpoch}
 	if failure == nil {
 		m.spec(&s)
@@ -276,6 +291,7 @@ func (m *many) choose() error {
 	kind, size := m.memory.Device().Kind(), m.memory.Group().Size()
 	have := manyAlgorithms(kind, m.dtype)
 	asked := m.opts.Algorithm
+	m.maxBlocks = m.opts.MaxBlocks
 	if !asked.known() {
 		return errs.Invalid(manyCall, "Algorithm", asked, fmt.Sprint(append([]Algorithm{Auto}, have...)))
 	}
@@ -286,7 +302,7 @@ func (m *many) choose() error {
 		m.algorithm = have[1] // a copy, or the rounding of an average
 	case asked == Auto:
 		l := lookup{tables: m.memory.Tuning(), collective: tuning.AllReduceMany, kind: kind, dtype: m.dtype.String(), bytes: m.bytes, size: size, whole: true}
-		l.can = func(a Algorithm) bool { return slices.Contains(have, a) }
+		l.can = func(a Algorithm) bool { return slices.Contains(have, a) && !slices.Contains(m.avoided, a) }
 		c, ok := l.find()
 		if !ok {
 			c.algorithm = have[1]
@@ -294,7 +310,7 @@ func (m *many) choose() error {
 		if kind != device.CUDA && c.algorithm == OneShot && len(m.runs) > manyOneShot {
 			c.algorithm = have[1]
 		}
-		m.algorithm, m.opts.MaxBlocks = c.algorithm, atMostBlocks(m.opts.MaxBlocks, c.blocks)
+		m.algorithm, m.maxBlocks = c.algorithm, atMostBlocks(m.opts.MaxBlocks, c.blocks)
 	case asked == OneShot:
 		m.algorithm = have[0]
 	case asked == TwoShot:
@@ -390,7 +406,10 @@ func placeOf(t tensor.SymmetricTensor) string {
 // spec makes the spec that of the form that was chosen.
 func (m *many) spec(s *collective.Spec) {
 	s.Name = fmt.Sprintf("all-reduce %s of %d tensors of %d %s in all, %s", m.op, len(m.pairs), m.bytes/m.dtype.Bytes(), m.dtype, m.algorithm)
-	s.Parameters = fmt.Sprintf("at most %d blocks", m.opts.MaxBlocks)
+	s.Parameters = fmt.Sprintf("at most %d blocks", m.maxBlocks)
+	if m.opts.Algorithm == Auto {
+		s.Parameters += ", chosen by auto" // who asks for the form does not go on with another one
+	}
 	s.Program = &collective.Program{Build: func(context.Context, *collective.Builder) error { return nil }}
 	for _, v := range m.parts {
 		if s.Tensors = append(s.Tensors, v.In); v.out != v.in {

@@ -157,7 +157,7 @@ func (m *many) onCUDA(s *collective.Spec) {
 			if whole {
 				g = wholeGeometry(blocks, together, multiprocessors)
 			}
-			g = g.atMost(m.opts.MaxBlocks)
+			g = g.atMost(m.maxBlocks)
 			return g.blocks, g.threads
 		},
 		Params: func(at *collective.Addresses) []any {

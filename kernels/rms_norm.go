@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
@@ -110,9 +111,30 @@ func (n *norm) plan(ctx context.Context) (*Plan, error) {
 		return nil, errors.Join(errs.Given(n.call, "ctx", ctx, "a context"), err)
 	}
 	n.fill()
+	ctx, missing := errs.WithContext(n.call, ctx, nil)
+	return inTurn(ctx, n.in.Memory(), n.call, func(ctx context.Context, _ error) (*Plan, error) { return n.first(ctx, missing) })
+}
+
+// first prepares it in the form that was asked for, or the first that can be had.
+func (n *norm) first(ctx context.Context, failure error) (*Plan, error) {
+	for {
+		p, err := n.once(ctx, failure)
+		if n.opts.Algorithm != Auto || slices.Contains(n.avoided, n.algorithm) || !avoidable(n.algorithm, err) {
+			return p, err
+		}
+		n.in.Memory().Logger().Info("a form cannot be had; auto takes another one", "form", n.algorithm, "error", err)
+		n.avoided = append(n.avoided, n.algorithm)
+	}
+}
+
+// once is first for one form.
+func (n *norm) once(ctx context.Context, failure error) (*Plan, error) {
 	n.maxBlocks = n.opts.MaxBlocks
-	s := collective.Spec{FirstEpoch: n.opts.FirstEpoch, Tensors: []tensor.SymmetricTensor{n.in}}
-	if s.Failure = n.maker.check(); s.Failure == nil {
+	s := collective.Spec{Failure: failure, FirstEpoch: n.opts.FirstEpoch, Tensors: []tensor.SymmetricTensor{n.in}}
+	if s.Failure == nil {
+		s.Failure = n.maker.check()
+	}
+	if s.Failure == nil {
 		s.Failure = n.check()
 	}
 	if s.Failure == nil {
@@ -121,6 +143,9 @@ func (n *norm) plan(ctx context.Context) (*Plan, error) {
 	s.Name = n.describe()
 	s.Parameters = fmt.Sprintf("at most %d blocks, epsilon %v, weight bias %v, out %t, fp8 %t with scale %v",
 		n.maxBlocks, n.Epsilon, n.WeightBias, !n.Out.none(), !n.Quantized.none(), n.Scale)
+	if n.opts.Algorithm == Auto && !n.local {
+		s.Parameters += ", chosen by auto" // who asks for the form does not go on with another one
+	}
 	s.Program = &collective.Program{Build: func(context.Context, *collective.Builder) error { return nil }}
 	if s.Failure == nil && n.in.Bytes() > 0 {
 		n.spec(&s)
@@ -279,6 +304,9 @@ func (n *norm) chosen(asked Algorithm, kind device.Kind) Algorithm {
 	case asked == Auto, asked == TwoShot && kind == device.CUDA:
 		l := lookup{tables: n.in.Memory().Tuning(), collective: tuning.AllReduceRMSNorm, asked: asked, kind: kind, dtype: n.in.DType().String(), bytes: bytes, size: size, whole: true}
 		l.can = func(a Algorithm) bool {
+			if slices.Contains(n.avoided, a) {
+				return false
+			}
 			if _, compiled := normForms[a]; kind == device.CUDA {
 				return compiled || a == Transfers
 			}

@@ -350,6 +350,7 @@ func (b *simBackend) Device() device.Device { return b.dev }
 
 func (b *simBackend) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
 	if left := b.left.Add(-bytes); left < 0 {
+		b.left.Add(bytes)
 		return nil, fmt.Errorf("%d bytes, %d too many: %w", bytes, -left, errs.ErrNoMemory)
 	}
 	return b.Backend.Allocate(ctx, bytes)

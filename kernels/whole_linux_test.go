@@ -627,6 +627,73 @@ func TestLoadsWhereStoresHaveNoRoom(t *testing.T) {
 	}
 }
 
+// TestPushedWhereThereIsRoom: also for lists, and where a norm comes behind, Auto takes the next form of its table where one rank has no memory for the workspace of the first.
+func TestPushedWhereThereIsRoom(t *testing.T) {
+	const bytes = 8 << 20
+	for _, c := range []struct {
+		collective string
+		first      Algorithm
+		left       int64 // of rank 1's memory, behind the tensors
+		want       Algorithm
+	}{
+		{tuning.AllReduceMany, OneShotPush, 64 << 20, OneShotPush},
+		{tuning.AllReduceMany, OneShotPush, 20 << 20, TwoShotPull},
+		{tuning.AllReduceMany, Transfers, 64 << 20, Transfers},
+		{tuning.AllReduceMany, Transfers, 20 << 20, TwoShotPull},
+		{tuning.AllReduceRMSNorm, OneShotPush, 64 << 20, OneShotPush},
+		{tuning.AllReduceRMSNorm, OneShotPush, 28 << 20, TwoShotPull},
+	} {
+		t.Run(fmt.Sprintf("%s/%s/%d left", c.collective, c.first, c.left), func(t *testing.T) {
+			groups, err := group.Local(2, nil)
+			require.NoError(t, err)
+			var g errgroup.Group
+			for _, gr := range groups {
+				g.Go(func() error {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					defer cancel()
+					near, err := host.New(gr, nil)
+					if err != nil {
+						return err
+					}
+					b := &simBackend{Backend: near, dev: &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory)}}
+					b.left.Store(math.MaxInt64)
+					if gr.Rank() == 1 {
+						b.left.Store(2*bytes + c.left)
+					}
+					m := memory.New(b, gr, nil)
+					m.SetTuning(&tuning.Set{Tables: []*tuning.Table{{Rules: []tuning.Rule{{
+						Collective: c.collective, Ranks: 2, Steps: []tuning.Step{{UpTo: 1 << 30, Form: c.first.String(), Blocks: 1}, {Form: "two_shot_pull"}},
+					}}}}})
+					in, err := tensor.Zeros(ctx, m, tensor.Float32, bytes/4/1024, 1024)
+					if err != nil {
+						return err
+					}
+					residual, residualErr := mapped(ctx, m, bytes/4)
+					weight, weightErr := mapped(ctx, m, 1024)
+					if err := errors.Join(in.Rendezvous(ctx), residualErr, weightErr); err != nil {
+						return err
+					}
+					make := func() (*Plan, error) { return NewAllReduceMany(ctx, []Pair{{In: in}}, Sum, nil) }
+					if c.collective == tuning.AllReduceRMSNorm {
+						make = func() (*Plan, error) {
+							return NewAllReduceRMSNorm(ctx, in, RMSNorm{Residual: LocalOf(residual.Local()), Weight: LocalOf(weight.Local())}, nil)
+						}
+					}
+					p, err := make()
+					if err != nil {
+						return err
+					}
+					if p.Algorithm() != c.want {
+						err = fmt.Errorf("%s was chosen in place of %s", p.Algorithm(), c.want)
+					}
+					return errors.Join(err, p.Close(ctx), in.Close(ctx), residual.Close(ctx), weight.Close(ctx), m.Close(ctx), gr.Close(ctx))
+				})
+			}
+			require.NoError(t, g.Wait())
+		})
+	}
+}
+
 // TestBroadcastPassesOn: a broadcast by stores goes through the ranks that are not root chunk by chunk, whoever is root or late, several chunks to a block, run after run, and its counts may wrap
 // around.
 func TestBroadcastPassesOn(t *testing.T) {
