@@ -88,6 +88,8 @@ func chooseAllReduce(m *memory.Memory, tables *tuning.Set, asked Algorithm, kind
 		c.algorithm = OneShotPush
 	case asked == OneShot:
 		c.algorithm = OneShotLL
+	case kind == device.CUDA && asked == Auto && avoided(TwoShotFlow):
+		c.algorithm = TwoShotPull // which needs no workspace
 	case asked == TwoShot || kind == device.CUDA && asked == Auto:
 		c.algorithm = TwoShotFlow
 	case asked == Auto:
@@ -107,10 +109,9 @@ func chooseAllReduce(m *memory.Memory, tables *tuning.Set, asked Algorithm, kind
 // castable reports whether memory can have multicast addresses, as far as it is known. What takes that away takes it away on every rank.
 func castable(m *memory.Memory) bool { return m != nil && m.Backend().Capabilities().Multicast }
 
-// avoidable reports whether a form that Auto has taken failed for what only that form needs, on every rank: multicast addresses, or the large workspace of
-// transfers and of lines.
+// avoidable reports whether a form that Auto has taken failed for what another one may do without, on every rank: multicast addresses, or workspace.
 func avoidable(a Algorithm, err error) bool {
-	if _, large := errors.AsType[*memory.WorkspaceError](err); large && (a == Transfers || a == OneShotPush) {
+	if _, large := errors.AsType[*memory.WorkspaceError](err); large {
 		return true
 	}
 	return err != nil && a.NeedsMulticast() && a.form() == nil && (errors.Is(err, errs.ErrUnsupported) || errors.Is(err, errs.ErrNoMemory)) && !errors.Is(err, errs.ErrMismatch)

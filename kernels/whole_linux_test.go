@@ -627,7 +627,7 @@ func TestLoadsWhereStoresHaveNoRoom(t *testing.T) {
 	}
 }
 
-// TestPushedWhereThereIsRoom: also for lists, and where a norm comes behind, Auto takes the next form of its table where one rank has no memory for the workspace of the first.
+// TestPushedWhereThereIsRoom: Auto takes the next form of its table where one rank has no memory for the workspace of the first, whatever the collective.
 func TestPushedWhereThereIsRoom(t *testing.T) {
 	const bytes = 8 << 20
 	for _, c := range []struct {
@@ -635,13 +635,22 @@ func TestPushedWhereThereIsRoom(t *testing.T) {
 		first      Algorithm
 		left       int64 // of rank 1's memory, behind the tensors
 		want       Algorithm
+		lap        tuning.Size
 	}{
-		{tuning.AllReduceMany, OneShotPush, 64 << 20, OneShotPush},
-		{tuning.AllReduceMany, OneShotPush, 20 << 20, TwoShotPull},
-		{tuning.AllReduceMany, Transfers, 64 << 20, Transfers},
-		{tuning.AllReduceMany, Transfers, 20 << 20, TwoShotPull},
-		{tuning.AllReduceRMSNorm, OneShotPush, 64 << 20, OneShotPush},
-		{tuning.AllReduceRMSNorm, OneShotPush, 28 << 20, TwoShotPull},
+		{tuning.AllReduceMany, OneShotPush, 64 << 20, OneShotPush, 0},
+		{tuning.AllReduceMany, OneShotPush, 20 << 20, TwoShotPull, 0},
+		{tuning.AllReduceMany, Transfers, 64 << 20, Transfers, 0},
+		{tuning.AllReduceMany, Transfers, 20 << 20, TwoShotPull, 0},
+		{tuning.AllReduceRMSNorm, OneShotPush, 64 << 20, OneShotPush, 0},
+		{tuning.AllReduceRMSNorm, OneShotPush, 28 << 20, TwoShotPull, 0},
+		{tuning.AllReduceRMSNorm, TwoShotPush, 64 << 20, TwoShotPush, 0},
+		{tuning.AllReduceRMSNorm, TwoShotPush, 28 << 20, TwoShotPull, 0},
+		{tuning.AllReduce, TwoShotPush, 64 << 20, TwoShotPush, 0},
+		{tuning.AllReduce, TwoShotPush, 20 << 20, TwoShotPull, 0},
+		{tuning.AllReduce, TwoShotFlow, 64 << 20, TwoShotFlow, 1 << 20},
+		{tuning.AllReduce, TwoShotFlow, 20 << 20, TwoShotPull, 1 << 20},
+		{tuning.AllGather, OneShotLL, 64 << 20, OneShotLL, 0},
+		{tuning.AllGather, OneShotLL, 20 << 20, OneShotPull, 0},
 	} {
 		t.Run(fmt.Sprintf("%s/%s/%d left", c.collective, c.first, c.left), func(t *testing.T) {
 			groups, err := group.Local(2, nil)
@@ -661,9 +670,11 @@ func TestPushedWhereThereIsRoom(t *testing.T) {
 						b.left.Store(2*bytes + c.left)
 					}
 					m := memory.New(b, gr, nil)
-					m.SetTuning(&tuning.Set{Tables: []*tuning.Table{{Rules: []tuning.Rule{{
-						Collective: c.collective, Ranks: 2, Steps: []tuning.Step{{UpTo: 1 << 30, Form: c.first.String(), Blocks: 1}, {Form: "two_shot_pull"}},
-					}}}}})
+					steps := []tuning.Step{{UpTo: 1 << 30, Form: c.first.String(), LapBytes: c.lap}, {Form: c.want.String()}}
+					if c.first == TwoShotFlow {
+						steps = steps[:1] // what there is without a table
+					}
+					m.SetTuning(&tuning.Set{Tables: []*tuning.Table{{Rules: []tuning.Rule{{Collective: c.collective, Ranks: 2, Steps: steps}}}}})
 					in, err := tensor.Zeros(ctx, m, tensor.Float32, bytes/4/1024, 1024)
 					if err != nil {
 						return err
@@ -673,13 +684,22 @@ func TestPushedWhereThereIsRoom(t *testing.T) {
 					if err := errors.Join(in.Rendezvous(ctx), residualErr, weightErr); err != nil {
 						return err
 					}
-					make := func() (*Plan, error) { return NewAllReduceMany(ctx, []Pair{{In: in}}, Sum, nil) }
-					if c.collective == tuning.AllReduceRMSNorm {
-						make = func() (*Plan, error) {
-							return NewAllReduceRMSNorm(ctx, in, RMSNorm{Residual: LocalOf(residual.Local()), Weight: LocalOf(weight.Local())}, nil)
+					var p *Plan
+					switch c.collective {
+					case tuning.AllReduceMany:
+						p, err = NewAllReduceMany(ctx, []Pair{{In: in}}, Sum, nil)
+					case tuning.AllReduceRMSNorm:
+						p, err = NewAllReduceRMSNorm(ctx, in, RMSNorm{Residual: LocalOf(residual.Local()), Weight: LocalOf(weight.Local())}, nil)
+					case tuning.AllReduce:
+						p, err = NewAllReduce(ctx, in, Sum, nil)
+					default:
+						half, subErr := residual.Sub(0, bytes/8)
+						if subErr != nil {
+							return subErr
 						}
+						p, err = NewAllGather(ctx, half, in, nil)
+						err = errors.Join(err, half.Close(ctx))
 					}
-					p, err := make()
 					if err != nil {
 						return err
 					}
