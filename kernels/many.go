@@ -29,9 +29,9 @@ type Pair struct {
 const MaxPairs = 4096
 
 // NewAllReduceMany prepares an all-reduce of many tensors at once: after a run, every pair's Out is the combination by op of its In on all
-// ranks, with the bits that a plan of that pair alone gives. A run is one launch and one exchange, as a group of calls is in NCCL: of many
-// small tensors it takes little more than of one. On the host, tensors that adjoin in memory cost what one with their bytes does. The gradients of a
-// model are such a list, without a copy to a bucket of the user's.
+// ranks, in the order of the ranks: the bits are those that a plan of that pair alone gives in any form with [Algorithm.RankOrder]. A run is
+// one launch and one exchange, as a group of calls is in NCCL: of many small tensors it takes little more than of one. On the host, tensors
+// that adjoin in memory cost what one with their bytes does. The gradients of a model are such a list, without a copy to a bucket of the user's.
 //
 // All tensors have one dtype, since one kernel adds them; make a plan for each dtype that there is. Every number of elements works at every
 // place, 0 too. Inputs may overlap each other. An output overlaps nothing else of the list, but may be its own input. There are 1 to

@@ -63,7 +63,7 @@ type RMSNorm struct {
 // any number of tokens, in its first dimensions, and hidden elements for each in its last: f16, bf16 or f32, whole vectors of 16 bytes, at an
 // address that is a multiple of 16. After a run, for each token,
 //
-//	s           = the sum of in over all ranks, with the bits that an all-reduce gives: rounded to the dtype once
+//	s           = the sum of in over all ranks, with the bits that an all-reduce in the order of the ranks gives: rounded to the dtype once
 //	ResidualOut = x = s + Residual, rounded to the dtype
 //	Out         = y = x * (1 / sqrt(mean of x^2 + Epsilon)) * (WeightBias + Weight), rounded to the dtype once
 //	Quantized   = y * (1 / Scale), rounded to e4m3
