@@ -161,17 +161,26 @@ func (d *deviceSignals) begin(pad *Workspace, offset int64) error {
 	return d.memory.device.CopyFromHost(own.Add(offset), image)
 }
 
-// launch enqueues a kernel, prepared at its first use.
+// launch enqueues a kernel, prepared at its first use. It may wait for room in the driver's queue, and so for peers, and holds no lock then.
 func (d *deviceSignals) launch(s device.Stream, kind, peer, channel int) error {
-	size := d.memory.group.Size()
-	slot := &d.launches[(kind*d.channels+channel)*size+peer]
-	if prepared := slot.Load(); prepared != nil {
-		return (*prepared).Launch(s)
+	slot := &d.launches[(kind*d.channels+channel)*d.memory.group.Size()+peer]
+	prepared := slot.Load()
+	if prepared == nil {
+		var err error
+		if prepared, err = d.prepare(slot, kind, peer, channel); err != nil {
+			return err
+		}
 	}
+	return (*prepared).Launch(s)
+}
+
+// prepare prepares a launch, and keeps it in its slot.
+func (d *deviceSignals) prepare(slot *atomic.Pointer[device.PreparedLaunch], kind, peer, channel int) (*device.PreparedLaunch, error) {
+	size := d.memory.group.Size()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if prepared := slot.Load(); prepared != nil {
-		return (*prepared).Launch(s)
+		return prepared, nil
 	}
 	params := d.params
 	params.Index, params.Peer = uint32(channel), uint32(peer)
@@ -189,10 +198,10 @@ func (d *deviceSignals) launch(s device.Stream, kind, peer, channel int) error {
 	l.Params = [][]byte{params.Bytes()}
 	prepared, err := d.kernels[kind].Prepare(l)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	slot.Store(&prepared)
-	return prepared.Launch(s)
+	return &prepared, nil
 }
 
 // reaches returns an error if a pad has no address here: that of peer, or any at all if peer is -1.

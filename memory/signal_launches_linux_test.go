@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/symmem/symmem/backend"
@@ -23,6 +25,13 @@ type launchNoter struct {
 	device.Device // without its HostMemory
 	launched      []noted
 	prepared      int
+	full          atomic.Pointer[fullQueue]
+}
+
+// fullQueue is a stream whose queue in the driver has no room until it is told so.
+type fullQueue struct {
+	stream         device.Stream
+	came, hasSpace chan struct{}
 }
 
 // noted is one launch.
@@ -84,19 +93,36 @@ func (f noteFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	n := noted{kernel: f.name, Launch: l}
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&n.params)), unsafe.Sizeof(n.params)), l.Params[0])
 	f.dev.prepared++
-	return &noteLaunch{f.dev, n}, nil
+	return &noteLaunch{dev: f.dev, noted: n}, nil
 }
 
 type noteLaunch struct {
 	dev *launchNoter
 	noted
+	closed atomic.Bool
 }
 
-func (l *noteLaunch) Launch(device.Stream) error {
+func (l *noteLaunch) Launch(s device.Stream) error {
+	if q := l.dev.full.Load(); q != nil {
+		if q.stream == s {
+			q.came <- struct{}{}
+			<-q.hasSpace
+		}
+		if l.closed.Load() {
+			return errors.New("a launch that is closed is launched")
+		}
+		return nil
+	}
 	l.dev.launched = append(l.dev.launched, l.noted)
 	return nil
 }
-func (l *noteLaunch) Close() error { return nil }
+
+func (l *noteLaunch) Close() error {
+	if l.closed.Swap(true) {
+		return errors.New("a launch is closed twice")
+	}
+	return nil
+}
 
 // noteBackend is the host backend over a launchNoter.
 type noteBackend struct {
@@ -216,6 +242,75 @@ func launchesOfSignals(ctx context.Context, m *memory.Memory, b backend.Backend)
 		return fmt.Errorf("launches are prepared again: %w", err)
 	}
 	return errors.Join(launchesOfPuts(ctx, m, dev, s), s.Close(), g.Barrier(ctx, "done"), c.Close(ctx), signals.Close())
+}
+
+// TestFullQueue: a signal, a wait, a put or a step that waits for room in the driver's queue of its stream, and so perhaps for a peer, holds up none on another stream, for which the peer may
+// wait: neither what was launched before nor what was not.
+func TestFullQueue(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		b := noteBackend{near, &launchNoter{Device: near.Device()}}
+		return backendtest.WithMemory(ctx, g, b, func(m *memory.Memory) error { return fullQueues(ctx, m, b.dev) })
+	}))
+}
+
+func fullQueues(ctx context.Context, m *memory.Memory, dev *launchNoter) error {
+	a, err := m.Allocate(ctx, 64<<10, "")
+	if err != nil {
+		return err
+	}
+	w, err := m.Rendezvous(ctx, a, memory.Record{})
+	if err != nil {
+		return err
+	}
+	peer := 1 - m.Group().Rank()
+	full, err1 := dev.NewStream()
+	free, err2 := dev.NewStream()
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	step := func(s device.Stream, bytes int64) error {
+		return m.PutSignalWait(s, peer, w, 0, a.Ptr(), bytes, peer, 1)
+	}
+	put := func(s device.Stream, bytes int64) error { return m.PutSignal(s, peer, w, 0, a.Ptr(), bytes, 1) }
+	if err := errors.Join(step(free, 16), put(free, 16)); err != nil { // these are prepared
+		return err
+	}
+	for i, hold := range []func() error{
+		func() error { return step(full, 16) }, func() error { return put(full, 16) }, func() error { return step(full, 48) },
+		func() error { return m.Signal(full, peer, 1) }, func() error { return m.Wait(full, peer, 1) }, func() error { return m.Barrier(full, 1) },
+	} {
+		q := &fullQueue{stream: full, came: make(chan struct{}, 1), hasSpace: make(chan struct{})}
+		dev.full.Store(q)
+		held, others := make(chan error, 1), make(chan error, 1)
+		go func() { held <- hold() }()
+		<-q.came
+		go func() {
+			n := int64(1000 * (i + 1)) // of which none was prepared
+			var err error
+			for more := range int64(300) { // more than are kept, so that what is held up is kept no longer
+				err = errors.Join(err, step(free, n+more), put(free, n+more))
+			}
+			others <- errors.Join(err, step(free, 16), m.Signal(free, i%2, 0), m.Wait(free, i%2, 0), m.Barrier(free, 0))
+		}()
+		var failed error
+		select {
+		case failed = <-others:
+		case <-time.After(5 * time.Second):
+			failed = fmt.Errorf("call %d, which waits for room, holds up another stream", i)
+		}
+		close(q.hasSpace)
+		if err := errors.Join(failed, <-held); err != nil {
+			return err
+		}
+		if failed != nil {
+			<-others
+		}
+	}
+	return errors.Join(full.Close(), free.Close(), m.Free(ctx, a))
 }
 
 // launchesOfPuts is what a step of a ring is launched with: one kernel to 64 KiB, as wide as it loads at once, also where nothing is to be copied, and behind a

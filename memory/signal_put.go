@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
@@ -33,10 +34,24 @@ const nobody = -1
 type putLaunches struct {
 	kernel, waiting device.Function // without and with a wait
 
-	mu       sync.RWMutex // held for writing, nobody launches any of them
+	mu       sync.RWMutex // never held while something is launched: that may wait for room in the driver's queue, and so for peers
 	closed   bool
-	prepared map[putKey]device.PreparedLaunch
+	prepared map[putKey]*putLaunch
 	order    []putKey // the oldest first
+}
+
+// putLaunch is one of them. It is closed when it is kept no longer and nobody launches it.
+type putLaunch struct {
+	device.PreparedLaunch
+	users atomic.Int64 // who launches it, and one more while it is kept
+}
+
+// unuse ends a use.
+func (l *putLaunch) unuse() error {
+	if l.users.Add(-1) > 0 {
+		return nil
+	}
+	return l.Close() // what was launched still runs
 }
 
 // putSignal enqueues a copy of at most putSignalBytes from memory of this rank to memory of a peer, a signal to it behind the copy, and behind that,
@@ -55,12 +70,16 @@ func (d *deviceSignals) putSignal(s device.Stream, key putKey) error {
 // launch enqueues the launch for key, if there is one.
 func (c *putLaunches) launch(s device.Stream, key putKey) (is bool, err error) {
 	c.mu.RLock()
-	defer c.mu.RUnlock()
-	prepared, is := c.prepared[key]
+	l, is := c.prepared[key]
+	if is {
+		l.users.Add(1)
+	}
+	c.mu.RUnlock()
 	if !is {
 		return false, nil
 	}
-	return true, prepared.Launch(s)
+	err = l.Launch(s)
+	return true, errors.Join(err, l.unuse())
 }
 
 // preparePut prepares a launch, in the place of the oldest if there are many.
@@ -92,28 +111,30 @@ func (d *deviceSignals) preparePut(key putKey) error {
 		return err
 	}
 	if c.prepared == nil {
-		c.prepared = map[putKey]device.PreparedLaunch{}
+		c.prepared = map[putKey]*putLaunch{}
 	}
-	c.prepared[key] = prepared
+	l := &putLaunch{PreparedLaunch: prepared}
+	l.users.Store(1)
+	c.prepared[key] = l
 	c.order = append(c.order, key)
 	if len(c.order) <= mostPutLaunches {
 		return nil
 	}
 	oldest := c.order[0]
 	c.order = c.order[1:]
-	err = c.prepared[oldest].Close() // what was launched still runs
+	err = c.prepared[oldest].unuse()
 	delete(c.prepared, oldest)
 	return err
 }
 
-// close releases the launches.
+// close releases the launches. Nobody launches any.
 func (c *putLaunches) close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
 	var err error
 	for _, key := range c.order {
-		err = errors.Join(err, c.prepared[key].Close())
+		err = errors.Join(err, c.prepared[key].unuse())
 	}
 	c.prepared, c.order = nil, nil
 	return err
