@@ -133,14 +133,15 @@ func takesIslands(m *memory.Memory, bytes int64, tensors ...tensor.SymmetricTens
 	return bytes >= hierarchicalBytes && hasIslands(m, tensors...)
 }
 
-// hasIslands reports whether Hierarchical is of use, and can be had: if there are several islands, one of more than one rank, and all tensors have addresses on theirs.
+// hasIslands reports whether Hierarchical is of use, and can be had: if there are several islands, one of more than one rank, and all tensors have addresses on theirs. It is the same on every
+// rank: what was adopted has addresses on none, also where a rank is alone and looks for none.
 func hasIslands(m *memory.Memory, tensors ...tensor.SymmetricTensor) bool {
 	if m.Device().Kind() != device.Host || !severalIslands(islandRanks(m.Islands())) {
 		return false
 	}
 	for _, t := range tensors {
-		if reachesIsland(t, m) != nil {
-			return false // what was adopted has addresses on no rank
+		if w, _, err := t.Window(); err != nil || w.Adopted() {
+			return false
 		}
 	}
 	return true

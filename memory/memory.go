@@ -71,15 +71,16 @@ type Options struct {
 
 // entry is what a Memory knows about one allocation.
 type entry struct {
-	alloc  backend.Allocation
-	name   string
-	window *Window         // nil before rendezvous
-	place  string          // where it was allocated, for leak reports
-	heap   *Heap           // that the allocation is; nil for all others; guarded by the memory's mu
-	piece  *HeapAllocation // of a heap, which the entry stands for; such an entry is in no list of the memory
-	whole  *entry          // of the heap, for such an entry
-	own    bool            // the memory has made the allocation for itself
-	left   bool            // this rank has told the others that it frees the allocation, but its device was still busy
+	alloc   backend.Allocation
+	name    string
+	window  *Window         // nil before rendezvous
+	place   string          // where it was allocated, for leak reports
+	heap    *Heap           // that the allocation is; nil for all others; guarded by the memory's mu
+	piece   *HeapAllocation // of a heap, which the entry stands for; such an entry is in no list of the memory
+	whole   *entry          // of the heap, for such an entry
+	own     bool            // the memory has made the allocation for itself
+	adopted bool            // Register has made it of memory of the caller
+	left    bool            // this rank has told the others that it frees the allocation, but its device was still busy
 
 	meeting bool // a rendezvous of it is under way; guarded by the memory's mu, as the window is
 
@@ -303,7 +304,7 @@ func (m *Memory) Register(ctx context.Context, p device.Ptr, bytes int64, name s
 		m.group.Excuse(err)
 		return nil, err
 	}
-	m.add(&entry{alloc: a, name: name, place: callerPlace()})
+	m.add(&entry{alloc: a, name: name, place: callerPlace(), adopted: true})
 	m.log.Info("registered", "name", name, "address", p, "bytes", bytes, "took", time.Since(began))
 	return a, nil
 }
@@ -353,12 +354,13 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 		failure = fmt.Errorf("the allocation is not of this memory, or was freed: %w", errs.ErrNotSymmetric)
 	default:
 		what.Bytes, what.RoundedBytes, what.Mapped = a.Bytes(), a.RoundedBytes(), e.window != nil
+		what.Adopted = e.adopted
 		if what.Name == "" {
 			what.Name = e.name
 		}
 	}
 	mine := m.record("bytes", what.Name, &what)
-	_, err := m.exchange(ctx, mine, failure)
+	records, err := m.exchange(ctx, mine, failure)
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous %d: %w", mine.Operation, err)
 	}
@@ -366,7 +368,7 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 	if e.window != nil {
 		return e.window, nil
 	}
-	w := &Window{memory: m, alloc: a, entry: e, number: m.operations}
+	w := &Window{memory: m, alloc: a, entry: e, number: m.operations, adopted: slices.ContainsFunc(records, func(r Record) bool { return r.Adopted })}
 	if a.Bytes() > 0 {
 		mapping, mapErr := m.backend.Rendezvous(ctx, a)
 		if err := m.group.Vote(ctx, "mapping", mapErr); err != nil {

@@ -37,6 +37,7 @@ type Record struct {
 	PID        int    `json:"pid"`
 	Failure    string `json:"failure,omitempty"` // why this rank cannot take part
 	Offer      []byte `json:"offer,omitempty"`   // of a WorkspaceRequest
+	Adopted    bool   `json:"adopted,omitempty"` // this rank has adopted the allocation
 
 	// What the rank's heaps were asked for is compared where it has come, see [Heap].
 	Heaps []HeapState `json:"heaps,omitempty"`

@@ -20,6 +20,7 @@ type Window struct {
 	closed  atomic.Bool
 	whole   *Window // of the heap, for the window of one of its allocations; else nil
 	near    []bool  // by rank: its copy has an address here
+	adopted bool    // some rank has adopted its copy
 
 	multicast   atomic.Uint64         // the multicast address, 0 before EnableMulticast
 	noMulticast atomic.Pointer[error] // why the last EnableMulticast failed
@@ -49,6 +50,10 @@ func (w *Window) reach() {
 
 // Bytes is the size that was asked for at allocation; for an allocation of a heap, the size of the heap.
 func (w *Window) Bytes() int64 { return w.alloc.Bytes() }
+
+// Adopted reports whether the copy of any rank is memory that it has adopted ([Memory.Register]). Ranks of one island may have no addresses of such copies ([Memory.Islands]), which
+// a rank that is alone on its island cannot tell from its own. All ranks get the same.
+func (w *Window) Adopted() bool { return w.base().adopted }
 
 // Err is ErrClosed once the allocation was freed.
 func (w *Window) Err() error {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/symmem/symmem/kernels"
@@ -65,4 +67,83 @@ func TestListOfAdoptedMemory(t *testing.T) {
 		}
 		return errors.Join(err, d.Free(p))
 	})
+}
+
+// TestAutoOnAdoptedMemory: what any rank has adopted has addresses on no rank, so Auto takes the same form on all of them: on islands of several ranks and of one, for every collective.
+func TestAutoOnAdoptedMemory(t *testing.T) {
+	for who, adopts := range map[string]func(rank int) bool{
+		"all": func(int) bool { return true }, "one with others": func(rank int) bool { return rank == 1 }, "one alone": func(rank int) bool { return rank == 2 },
+	} {
+		t.Run(strings.ReplaceAll(who, " ", "_"), func(t *testing.T) {
+			onFakesAt(t, &network{}, []string{"a", "a", "b"}, onHosts, func(ctx context.Context, m *memory.Memory) error {
+				return autoOnAdopted(ctx, m, adopts(m.Group().Rank()), 0)
+			})
+		})
+	}
+}
+
+// autoOnAdopted runs every collective that Auto has a choice for, on memory of which this rank has adopted its own, if it does, at so many bytes behind a multiple of 64.
+func autoOnAdopted(ctx context.Context, m *memory.Memory, adopts bool, shift int64) error {
+	const n = 16 << 10 // whole pages, as allocations are rounded to
+	size := int64(m.Group().Size())
+	p, free, err := OnDevice(m.Backend(), m.Group().Rank(), 3*size*4*n+64)
+	if err != nil {
+		return err
+	}
+	s, err := m.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	make := func(elements int64) (x *tensor.Tensor, err error) {
+		if adopts {
+			x, err = tensor.FromPtr(ctx, m, p.Add(shift), tensor.Float32, elements)
+			p = p.Add(4 * elements)
+		} else {
+			x, err = tensor.Zeros(ctx, m, tensor.Float32, elements)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return x, errors.Join(x.Rendezvous(ctx), tensor.Write(x.Local(), slices.Repeat([]float32{float32(m.Group().Rank() + 1)}, int(elements)), 0))
+	}
+	var ts [4]*tensor.Tensor
+	for i, elements := range []int64{size * n, size * n, n, n} {
+		if ts[i], err = make(elements); err != nil {
+			return err
+		}
+	}
+	for _, c := range []struct {
+		what string
+		plan func() (*kernels.Plan, error)
+		out  *tensor.Tensor
+		want float32 // everywhere; 0 is not looked at
+	}{
+		{"all-reduce", func() (*kernels.Plan, error) {
+			return kernels.NewAllReduce(ctx, ts[0], kernels.Sum, &kernels.AllReduceOptions{Out: ts[1]})
+		}, ts[1], 6},
+		{"reduce-scatter", func() (*kernels.Plan, error) { return kernels.NewReduceScatter(ctx, ts[0], ts[2], kernels.Sum, nil) }, ts[2], 6},
+		{"reduce", func() (*kernels.Plan, error) { return kernels.NewReduce(ctx, ts[0], ts[1], kernels.Sum, 2, nil) }, ts[1], 0},
+		{"all-gather", func() (*kernels.Plan, error) { return kernels.NewAllGather(ctx, ts[3], ts[1], nil) }, ts[1], 0},
+		{"all-to-all", func() (*kernels.Plan, error) { return kernels.NewAllToAll(ctx, ts[0], ts[1], nil) }, ts[1], 0},
+		{"broadcast", func() (*kernels.Plan, error) { return kernels.NewBroadcast(ctx, ts[0], 1, nil) }, ts[0], 2},
+	} {
+		plan, err := c.plan()
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.what, err)
+		}
+		if err := errors.Join(plan.Run(s), s.Synchronize(ctx), plan.Close(ctx)); err != nil {
+			return fmt.Errorf("%s: %w", c.what, err)
+		}
+		got, err := tensor.ReadAll[float32](c.out.Local())
+		if err != nil {
+			return err
+		}
+		if at := slices.IndexFunc(got, func(v float32) bool { return c.want != 0 && v != c.want }); at >= 0 {
+			return fmt.Errorf("%s: element %d is %v, and should be %v", c.what, at, got[at], c.want)
+		}
+	}
+	for _, x := range ts {
+		err = errors.Join(err, x.Close(ctx))
+	}
+	return errors.Join(err, s.Close(), free())
 }

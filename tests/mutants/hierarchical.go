@@ -54,6 +54,8 @@ func init() {
 			old: "return len(ranks) > 1 })", new: "return len(ranks) > 0 })"},
 		mutant{file: "kernels/islands.go", why: "auto takes it for small messages", tests: others,
 			old: "return bytes >= hierarchicalBytes && hasIslands", new: "return hasIslands"},
+		mutant{file: "kernels/islands.go", why: "auto takes it on a rank alone where the others' memory was adopted", tests: []stage{{"backend/nixl", "AutoOnAdopted", usual}},
+			old: "err != nil || w.Adopted() {", new: "err != nil || reachesIsland(t, m) != nil {"},
 		mutant{file: exchange, why: "blocks are put together before they are there, and put where they may not be yet", tests: exchanges,
 			old: "\ts.wait(exchangeReady)\n", new: ""},
 		mutant{file: exchange, why: "packs are overwritten that were not stored", tests: exchanges,
