@@ -13,7 +13,7 @@ import (
 //
 //	slots  [transferSlots, or 1 if there is one lap][world-1] of span bytes each. Of the writers, the next rank's comes first
 //
-// What is in a slot begins lead bytes behind its beginning, as the owner's shard of the input does behind a multiple of 16.
+// What is in a slot begins behind its beginning, on a GPU as the owner's shard of the input does behind a multiple of 16.
 //
 // A reduce of a large message between many ranks goes on: each rank owns a shard, and its results are put on to root.
 //
@@ -27,10 +27,11 @@ type lapForm struct {
 	shard   int64   // forward: bytes of a shard; the last ones may be shorter, or empty
 	lap     int64   // bytes of a lap
 	laps    int     // of the longest shard
+	lead    int64   // of the input, see leadOf
 }
 
 func (r *reduction) newLapForm() lapForm {
-	f := lapForm{reduction: r}
+	f := lapForm{reduction: r, lead: leadOf(r.in)}
 	size, bytes := int64(r.in.WorldSize()), r.in.Bytes()
 	longest := bytes
 	switch {
@@ -125,7 +126,7 @@ func (f lapForm) slot(owner, writer, lap int) int64 {
 	size := f.in.WorldSize()
 	index := lap%f.slots()*(size-1) + (writer-owner+size)%size - 1
 	begin, _ := f.whole(owner)
-	at := int64(index)*f.span() + int64(f.in.Ptr().Add(begin)%16)
+	at := int64(index)*f.span() + (f.lead+begin)%16
 	if f.apart {
 		from, _ := f.bounds(lap)
 		at += from
@@ -143,7 +144,7 @@ const (
 func (r *reduction) byTransfers(s *collective.Spec) {
 	f := r.newLapForm()
 	size := r.in.WorldSize()
-	s.Parameters += fmt.Sprintf(", laps of %d bytes, forward %t, ends %d, first byte at %d of 16", f.lap, f.forward, f.ends, r.in.Ptr()%16)
+	s.Parameters += fmt.Sprintf(", laps of %d bytes, forward %t, ends %d, first byte at %d of 16", f.lap, f.forward, f.ends, f.lead)
 	s.Program = &collective.Program{Build: func(_ context.Context, b *collective.Builder) error {
 		reduce, err := newLocalReduce(b, f.in.Device(), f.in.DType(), f.op, size)
 		if err != nil {

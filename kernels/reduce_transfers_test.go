@@ -219,7 +219,7 @@ func TestLapPieces(t *testing.T) {
 						longest = shareElements(n, size)
 					}
 					r := &reduction{maker: &maker{in: placed{size: size, n: n}}, scatter: scatter}
-					f := lapForm{reduction: r, lap: longest, laps: 1}
+					f := lapForm{reduction: r, lap: longest, laps: 1, lead: 5}
 					if laps > 1 {
 						f.lap = alignUp((longest+laps-1)/laps, shardAlign)
 						f.laps = int((longest + f.lap - 1) / f.lap)

@@ -50,7 +50,7 @@ const (
 //
 //	slots  [transferSlots, or 1 if there is one lap][world-1] of span bytes each. Of the writers, the next rank's comes first
 //
-// What is in a slot begins lead bytes behind its beginning, as the input does behind a multiple of 16.
+// What is in a slot begins lead bytes behind its beginning, on a GPU as the input does behind a multiple of 16.
 type transferForm struct {
 	*allReduce
 	rank  int
@@ -69,9 +69,18 @@ type transferForm struct {
 }
 
 func (a *allReduce) newTransferForm() transferForm {
-	f := transferForm{allReduce: a, rank: a.in.Rank(), size: a.in.WorldSize(), bytes: a.in.Bytes(), lead: int64(a.in.Ptr() % 16)}
+	f := transferForm{allReduce: a, rank: a.in.Rank(), size: a.in.WorldSize(), bytes: a.in.Bytes(), lead: leadOf(a.in)}
 	f.cut()
 	return f
+}
+
+// leadOf is where a tensor begins behind a multiple of 16, the same on every rank: kernels of a GPU load vectors from all inputs at once. The CPU takes each input as it lies, and so do ranks that have
+// adopted theirs at places that are not alike.
+func leadOf(t tensor.SymmetricTensor) int64 {
+	if t.Device().Kind() != device.CUDA {
+		return 0
+	}
+	return int64(t.Ptr() % 16)
 }
 
 // cut decides how the message is cut.

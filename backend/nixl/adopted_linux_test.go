@@ -82,6 +82,15 @@ func TestAutoOnAdoptedMemory(t *testing.T) {
 	}
 }
 
+// TestAdoptedAnywhere: ranks may have adopted memory of the CPU at places that are not alike modulo 16.
+func TestAdoptedAnywhere(t *testing.T) {
+	for _, hosts := range [][]string{{"a", "a", "a"}, {"a", "a", "b"}} {
+		onFakesAt(t, &network{}, hosts, onHosts, func(ctx context.Context, m *memory.Memory) error {
+			return autoOnAdopted(ctx, m, true, 4*int64(m.Group().Rank()))
+		})
+	}
+}
+
 // autoOnAdopted runs every collective that Auto has a choice for, on memory of which this rank has adopted its own, if it does, at so many bytes behind a multiple of 64.
 func autoOnAdopted(ctx context.Context, m *memory.Memory, adopts bool, shift int64) error {
 	const n = 16 << 10 // whole pages, as allocations are rounded to
