@@ -140,6 +140,9 @@ func hasIslands(m *memory.Memory, tensors ...tensor.SymmetricTensor) bool {
 		return false
 	}
 	for _, t := range tensors {
+		if t.Bytes() == 0 {
+			continue // it may have had no rendezvous, on this rank or on another
+		}
 		if w, _, err := t.Window(); err != nil || w.Adopted() {
 			return false
 		}

@@ -437,3 +437,41 @@ func TestIslandRankOrder(t *testing.T) {
 		return errors.Join(ts[0].Close(ctx), ts[1].Close(ctx), ts[2].Close(ctx))
 	})
 }
+
+// TestIslandEmpty: a tensor without elements needs no rendezvous, and Auto takes the same form on ranks that have had one and on others.
+func TestIslandEmpty(t *testing.T) {
+	onIslands(t, []int{0, 0, 1}, 10*time.Second, nil, func(ctx context.Context, m *memory.Memory, s device.Stream) error {
+		var ts [2]*tensor.Tensor
+		for i := range ts {
+			var err error
+			if ts[i], err = tensor.Zeros(ctx, m, tensor.Float32, 3); err != nil {
+				return err
+			}
+			if err := ts[i].Rendezvous(ctx); err != nil {
+				return err
+			}
+		}
+		in, err := ts[0].Sub(0, 0)
+		if err == nil && m.Group().Rank() == 0 {
+			in, err = tensor.Zeros(ctx, m, tensor.Float32, 0)
+		}
+		if err != nil {
+			return err
+		}
+		out, err := ts[1].Sub(3, 0)
+		if err != nil {
+			return err
+		}
+		p, err := NewAllToAll(ctx, in, out, nil)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(p.Run(s), s.Synchronize(ctx), p.Close(ctx)); err != nil {
+			return err
+		}
+		if m.Group().Rank() == 0 {
+			err = in.Close(ctx)
+		}
+		return errors.Join(err, ts[0].Close(ctx), ts[1].Close(ctx))
+	})
+}
