@@ -57,7 +57,7 @@ func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, er
 	case chosen == Transfers:
 		s.Program = barrierProgram(m.Group().Size())
 	case m.Device().Kind() == device.CUDA:
-		k := ptx.Meet(ptx.Hopper(m.Device()))
+		k := ptx.Meet(hopper(m))
 		image, err := ptx.Image(k.File)
 		s.Failure = err
 		s.CUDA = &collective.Kernel{

@@ -7,15 +7,19 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
 // finder is ptx.AllReduce, or ptx.PushWhole.
 type finder func(form ptx.Form, dtype string, op, world int, hopper bool) (ptx.Kernel, bool)
 
+// hopper reports whether the GPUs of all ranks have compute capability 9.0 or later. The ranks of a plan have one kernel, so where their GPUs are not alike it is that of the oldest.
+func hopper(m *memory.Memory) bool { return m.LeastCapability() >= 90 }
+
 // findKernel finds the kernel of a form for a device.
-func findKernel(find finder, form ptx.Form, d device.Device, dtype tensor.DType, op Op, size int) (ptx.Kernel, []byte, error) {
-	k, ok := find(form, dtype.String(), int(op), size, ptx.Hopper(d))
+func findKernel(find finder, form ptx.Form, d device.Device, hopper bool, dtype tensor.DType, op Op, size int) (ptx.Kernel, []byte, error) {
+	k, ok := find(form, dtype.String(), int(op), size, hopper)
 	if !ok {
 		return k, nil, fmt.Errorf("no kernels for %s: %w", d.Name(), errs.ErrUnsupported)
 	}
@@ -49,7 +53,7 @@ func (a *allReduce) onCUDA(s *collective.Spec) {
 	if whole {
 		find = ptx.PushWhole
 	}
-	kernel, image, err := findKernel(find, layout.Form, a.in.Device(), a.in.DType(), a.op, size)
+	kernel, image, err := findKernel(find, layout.Form, a.in.Device(), hopper(a.in.Memory()), a.in.DType(), a.op, size)
 	if err != nil {
 		s.Failure = err
 		return

@@ -112,7 +112,7 @@ func (m *many) onCUDA(s *collective.Spec) {
 	vector := int64(16)
 	whole := false // everything is whole vectors
 	if oneShot {
-		hopper := ptx.Hopper(m.memory.Device())
+		hopper := hopper(m.memory)
 		if kernel, whole = ptx.ManyPushWhole(m.dtype.String(), int(m.op), size, hopper); whole {
 			whole = m.wholeVectors()
 		}

@@ -14,7 +14,7 @@ import (
 // get, they do it chunk by chunk.
 func (v *movement) onCUDA(s *collective.Spec) {
 	s.Program = nil
-	kernel := ptx.Pull(ptx.Hopper(v.in.Device()))
+	kernel := ptx.Pull(hopper(v.in.Memory()))
 	image, err := ptx.Image(kernel.File)
 	if err != nil {
 		s.Failure = err

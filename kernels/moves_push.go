@@ -11,7 +11,7 @@ import (
 // byLines makes the spec that of the kernel that pushes pieces in lines, in one phase.
 func (v *movement) byLines(s *collective.Spec) {
 	s.Program = nil
-	size, longest, hopper := v.in.WorldSize(), v.longest(), ptx.Hopper(v.in.Device())
+	size, longest, hopper := v.in.WorldSize(), v.longest(), hopper(v.in.Memory())
 	kernel, whole := ptx.LinesWhole(v.pattern, size, hopper)
 	slot := ptx.LinesWholeSlotBytes(longest)
 	if whole = whole && v.wholePieces(); whole {

@@ -474,7 +474,7 @@ func (f *railForm) newKernel() (*railKernel, error) {
 		k.size = ptx.Inline + 1
 	}
 	var err error
-	k.Kernel, k.image, err = findKernel(ptx.AllReduce, ptx.OneShotPull, f.in.Device(), f.in.DType(), f.op, k.size)
+	k.Kernel, k.image, err = findKernel(ptx.AllReduce, ptx.OneShotPull, f.in.Device(), hopper(f.in.Memory()), f.in.DType(), f.op, k.size)
 	return k, err
 }
 

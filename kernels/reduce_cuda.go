@@ -17,7 +17,7 @@ func (r *reduction) onCUDA(s *collective.Spec) {
 	if r.algorithm == OneShotMultimem {
 		form = ptx.OneShotMultimem
 	}
-	kernel, image, err := findKernel(ptx.AllReduce, form, r.in.Device(), r.in.DType(), r.op, size)
+	kernel, image, err := findKernel(ptx.AllReduce, form, r.in.Device(), hopper(r.in.Memory()), r.in.DType(), r.op, size)
 	if err != nil {
 		s.Failure = err
 		return

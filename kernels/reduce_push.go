@@ -14,7 +14,7 @@ import (
 func (r *reduction) byPush(s *collective.Spec) {
 	s.Program = nil
 	form, size := ptxForms[r.algorithm], r.in.WorldSize()
-	hopper := ptx.Hopper(r.in.Device())
+	hopper := hopper(r.in.Memory())
 	kernel, ok := ptx.PushScatter(form, r.in.DType().String(), hopper)
 	wholeKernel, whole := ptx.ScatterWhole(r.in.DType().String(), int(r.op), size, !r.scatter, hopper)
 	if whole = whole && form == ptx.OneShotPush && r.wholePieces(); whole {

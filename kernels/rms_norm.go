@@ -371,7 +371,7 @@ func (n *norm) fit(multiprocessors int) (blocks, threads int) {
 func (n *norm) onCUDA(s *collective.Spec) {
 	s.Program = nil
 	form, size := normForms[n.algorithm], n.in.WorldSize()
-	kernel, _ := ptx.RMSNorm(form, n.in.DType().String(), size, ptx.Hopper(n.in.Device())) // check has found the dtype
+	kernel, _ := ptx.RMSNorm(form, n.in.DType().String(), size, hopper(n.in.Memory())) // check has found the dtype
 	image, err := ptx.Image(kernel.File)
 	if err != nil {
 		s.Failure = err

@@ -72,7 +72,7 @@ type cudaReduce struct {
 
 func (c cudaReduce) prepare(b *collective.Builder, d device.Device) (localReduce, error) {
 	rank, size := c.rank, c.size
-	kernel, image, err := findKernel(ptx.AllReduce, ptx.OneShotPull, d, c.dtype, c.op, size)
+	kernel, image, err := findKernel(ptx.AllReduce, ptx.OneShotPull, d, ptx.Hopper(d), c.dtype, c.op, size)
 	if err != nil {
 		return nil, err
 	}

@@ -134,6 +134,9 @@ func (h *Heap) compare(ctx context.Context, step string, state HeapState, failur
 // exchange is the exchange of records for this memory. A heap in which the ranks differ gives out nothing more.
 func (m *Memory) exchange(ctx context.Context, mine *Record, failure error) ([]Record, error) {
 	records, err := exchange(ctx, m.group, mine, failure)
+	if err == nil {
+		m.capability.Store(int64(slices.MinFunc(records, func(a, b Record) int { return a.Capability - b.Capability }).Capability))
+	}
 	if err == nil || records == nil {
 		return records, err
 	}

@@ -40,6 +40,7 @@ type Memory struct {
 	heaps      []*Heap                    // guarded by collective
 	heapsMade  uint64                     // heaps that all ranks agreed on; guarded by collective
 	tuning     atomic.Pointer[tuning.Set] // that SetTuning gave
+	capability atomic.Int64               // the least compute capability of the ranks' GPUs, once they have told each other
 	left       bool                       // Close has told the others, but something was still at work; guarded by collective
 	agreed     bool                       // all ranks have agreed to close; guarded by collective
 	signals    atomic.Pointer[signals]    // made with the signal pads by the first rendezvous
@@ -184,6 +185,23 @@ func (m *Memory) Tuning() *tuning.Set {
 // afterwards. [github.com/symmem/symmem.Open] does this with the tables that the ranks have agreed on.
 func (m *Memory) SetTuning(s *tuning.Set) { m.tuning.Store(s) }
 
+// capabilityOf is the compute capability of a GPU, ten times the major number plus the minor one, and 0 of other devices.
+func capabilityOf(d device.Device) int {
+	if g, ok := d.(interface{ ComputeCapability() int }); ok {
+		return g.ComputeCapability()
+	}
+	return 0
+}
+
+// LeastCapability is the least compute capability of the ranks' GPUs, 90 for 9.0: the ranks of a plan have one kernel. 0 on other devices. All ranks get the same once they have told each other in a
+// rendezvous, or in making a plan; before, each gets that of its own.
+func (m *Memory) LeastCapability() int {
+	if c := m.capability.Load(); c != 0 {
+		return int(c)
+	}
+	return capabilityOf(m.device)
+}
+
 // Oversubscribed reports whether the group was oversubscribed ([group.Group.Oversubscribed]) when the memory was made. A rank that polls a peer's
 // flag for long may then keep that peer from setting it.
 func (m *Memory) Oversubscribed() bool { return m.oversubscribed }
@@ -312,7 +330,7 @@ func (m *Memory) Register(ctx context.Context, p device.Ptr, bytes int64, name s
 // record fills in what every record of this memory has. The caller holds m.collective.
 func (m *Memory) record(kind, name string, r *Record) *Record {
 	r.Backend, r.Name, r.Operation = m.backend.Name(), name, m.operations
-	r.DeviceUUID = m.device.UUID()
+	r.DeviceUUID, r.Capability = m.device.UUID(), capabilityOf(m.device)
 	r.Heaps = m.heapStates()
 	if r.DType == "" {
 		r.DType = kind

@@ -14,7 +14,7 @@ import (
 
 // RecordVersion is the version of what ranks tell each other in a rendezvous, and of what plans without an image of their own have where in workspaces, which is
 // compared nowhere else. Ranks of different versions do not mix.
-const RecordVersion = 3
+const RecordVersion = 4
 
 // Record is what a rank brings to a rendezvous. The fields that the ranks must agree on are compared; the others are there
 // for the backend and for error messages.
@@ -35,9 +35,10 @@ type Record struct {
 	DeviceUUID string `json:"device"`
 	BootID     string `json:"boot"`
 	PID        int    `json:"pid"`
-	Failure    string `json:"failure,omitempty"` // why this rank cannot take part
-	Offer      []byte `json:"offer,omitempty"`   // of a WorkspaceRequest
-	Adopted    bool   `json:"adopted,omitempty"` // this rank has adopted the allocation
+	Failure    string `json:"failure,omitempty"`    // why this rank cannot take part
+	Offer      []byte `json:"offer,omitempty"`      // of a WorkspaceRequest
+	Adopted    bool   `json:"adopted,omitempty"`    // this rank has adopted the allocation
+	Capability int    `json:"capability,omitempty"` // the compute capability of this rank's GPU
 
 	// What the rank's heaps were asked for is compared where it has come, see [Heap].
 	Heaps []HeapState `json:"heaps,omitempty"`

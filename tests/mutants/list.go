@@ -2790,6 +2790,11 @@ var mutants = []mutant{
 		new: "at.Multicast(v.specOut())",
 	},
 	{
+		file: "memory/memory.go", why: "each rank has the kernels of its own GPU", tests: []stage{{"kernels", "UnlikeGPUs", usual}},
+		old: "\tif c := m.capability.Load(); c != 0 {",
+		new: "\tif c := m.capability.Load(); c != 0 && false {",
+	},
+	{
 		file: "kernels/moves_cast.go", why: "devices without multimem are given a kernel with it", tests: kernelTests,
 		old: "!ptx.Hopper(d)",
 		new: "!ptx.Hopper(d) && false",
