@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
@@ -111,4 +112,93 @@ func TestPatienceOfWaits(t *testing.T) {
 			})
 		}))
 	}
+}
+
+// TestSignalsEndFirst: when a plan is told that it has failed, it signals nobody any more: it leaves out its steps from then on, on whichever stream, and a peer must not take them for done.
+func TestSignalsEndFirst(t *testing.T) {
+	for _, far := range []bool{false, true} {
+		for _, put := range []bool{false, true} {
+			t.Run(fmt.Sprintf("far=%t/put=%t", far, put), func(t *testing.T) {
+				broken := errors.New("the link is broken")
+				backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+					near, err := host.New(g, nil)
+					if err != nil {
+						return err
+					}
+					var b backend.Backend = near
+					if far {
+						b = backendtest.Far(near, g, &backendtest.FarOptions{Fail: func() error { return broken }})
+					} else if put {
+						return nil // copies do not fail
+					}
+					m := memory.New(b, g, &memory.Options{KernelTimeout: 200 * time.Millisecond})
+					if err = endFirst(ctx, m, put); err != nil {
+						g.Abort("the test has failed")
+					}
+					return errors.Join(err, m.Close(ctx))
+				}))
+			})
+		}
+	}
+}
+
+func endFirst(ctx context.Context, m *memory.Memory, put bool) error {
+	g := m.Group()
+	s, err := m.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	other, err := m.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	w, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: m.SignalsBytes(2) + 128})
+	if err != nil {
+		return err
+	}
+	var signals *memory.Signals
+	var beside error
+	told := 0
+	signals, err = w.Signals(ctx, 0, &memory.SignalsOptions{Channels: 2, Op: "the plan", Failed: func(err error) error {
+		if told++; told == 1 && g.Rank() == 0 {
+			beside = errors.Join(signals.SignalAll(other, 1), other.Synchronize(ctx))
+		}
+		return err
+	}})
+	if err != nil {
+		return err
+	}
+	if g.Rank() == 0 {
+		if put {
+			own, err := w.Peer(0)
+			if err != nil {
+				return err
+			}
+			send, err := signals.PrepareSend(0, memory.SendPut{Peer: 1, Offset: m.SignalsBytes(2), Local: own, Bytes: 8})
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(send.Enqueue(s), s.Synchronize(ctx), send.Close()); err != nil {
+				return err
+			}
+		}
+		if err = errors.Join(signals.WaitAll(s, 0)); err == nil {
+			if s.Synchronize(ctx) == nil {
+				err = errors.New("a wait in vain is no error")
+			}
+		}
+		err = errors.Join(err, beside)
+	}
+	if err := errors.Join(err, g.Barrier(ctx, "failed")); err != nil {
+		return err
+	}
+	if g.Rank() == 1 {
+		if err := signals.WaitAll(s, 1); err != nil {
+			return err
+		}
+		if s.Synchronize(ctx) == nil {
+			return errors.New("a plan that was told that it has failed has signalled")
+		}
+	}
+	return errors.Join(g.Barrier(ctx, "looked"), w.Close(ctx), signals.Close(), s.Close(), other.Close())
 }

@@ -106,18 +106,23 @@ func (u *signalUser) failure(e *device.WaitError) error {
 		return e
 	}
 	e.Op, e.Channel = u.Op, -1
-	err := u.Failed(e)
-	u.keep(err)
-	u.dead.Store(true)
-	return err
+	return u.fail(e)
 }
 
 // failLater keeps the error of what is not a wait for the next wait: a plan may put and signal on streams that are not its
 // user's.
-func (u *signalUser) failLater(err error) {
-	err = u.Failed(fmt.Errorf("%s: %w", u.Op, err))
-	u.keep(err)
+func (u *signalUser) failLater(err error) { _ = u.fail(fmt.Errorf("%s: %w", u.Op, err)) }
+
+// fail ends the signals, and then tells the plan. That leaves out the steps that come to it from then on, and nobody may be told that they are done. What waits later gets what the plan has made
+// of the first error.
+func (u *signalUser) fail(err error) error {
+	first := u.why.CompareAndSwap(nil, &err)
 	u.dead.Store(true)
+	told := u.Failed(err)
+	if first {
+		u.why.Store(&told)
+	}
+	return told
 }
 
 // keep keeps the first error of a plan that has failed.

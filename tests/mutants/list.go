@@ -376,18 +376,23 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_plan.go", why: "a wait in vain does not end the plan", tests: inSends,
-		old: "\tu.keep(err)\n\tu.dead.Store(true)\n\treturn err\n",
-		new: "\tu.keep(err)\n\treturn err\n",
+		old: "\tu.dead.Store(true)\n\ttold := u.Failed(err)\n",
+		new: "\ttold := u.Failed(err)\n",
 	},
 	{
 		file: "memory/signal_plan.go", why: "what a wait in vain has met is not kept", tests: inSends,
-		old: "\tu.keep(err)\n\tu.dead.Store(true)\n\treturn err\n",
-		new: "\tu.dead.Store(true)\n\treturn err\n",
+		old: "first := u.why.CompareAndSwap(nil, &err)",
+		new: "first := false",
 	},
 	{
 		file: "memory/signal_plan.go", why: "a put that failed does not end the plan", tests: inSends,
-		old: "\tu.keep(err)\n\tu.dead.Store(true)\n}\n",
-		new: "\tu.keep(err)\n}\n",
+		old: "{ _ = u.fail(fmt.Errorf(",
+		new: "{ _ = u.Failed(fmt.Errorf(",
+	},
+	{
+		file: "memory/signal_plan.go", why: "a plan knows that it has failed while it still signals", tests: []stage{{"memory", "SignalsEndFirst", usual}},
+		old: "\tu.dead.Store(true)\n\ttold := u.Failed(err)\n",
+		new: "\ttold := u.Failed(err)\n\tu.dead.Store(true)\n",
 	},
 	{
 		file: "memory/signal_plan.go", why: "what failed is not told to later waits", tests: inSends,
