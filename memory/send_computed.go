@@ -136,7 +136,7 @@ func (c *computed) take(put SendPut) error {
 	}
 	c.taken[put.Peer] = true
 	x := &c.peers[put.Peer]
-	if x.far != nil && x.put == put {
+	if x.far != nil && x.put == put && freedSides(x.far.sides) == nil { // else other memory lies there now
 		return nil
 	}
 	if err := x.drop(); err != nil {

@@ -58,6 +58,58 @@ func TestComputedSendKeepsTheLatest(t *testing.T) {
 	}))
 }
 
+// TestComputedSendKnowsNewMemory: memory that lies where some lay that was freed is other memory, for which a put is prepared again.
+func TestComputedSendKnowsNewMemory(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := newSickly(g)
+		if err != nil {
+			return err
+		}
+		m := memory.New(b, g, &memory.Options{Channels: 1})
+		h, err := m.NewHeap(ctx, memory.HeapAlign)
+		if err != nil {
+			return err
+		}
+		c, signals, err := planned(ctx, m)
+		if err != nil {
+			return err
+		}
+		put := memory.SendPut{Peer: 1 - g.Rank(), Offset: 1024, Bytes: 8}
+		send, err := signals.PrepareComputedSend(0, nil, func() ([]memory.SendPut, error) { return []memory.SendPut{put}, nil })
+		if err != nil {
+			return err
+		}
+		s, err := m.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		for i := range 2 {
+			a, err := h.Allocate(ctx, memory.HeapAlign, "u8", []int64{memory.HeapAlign})
+			if err != nil {
+				return err
+			}
+			at, err := a.Window().Peer(g.Rank(), 0)
+			if err != nil {
+				return err
+			}
+			if i > 0 && at != put.Local {
+				return fmt.Errorf("the heap's only piece was at %s, and is at %s", put.Local, at)
+			}
+			put.Local = at
+			if err := errors.Join(send.Enqueue(s), signals.WaitAll(s, 0), s.Synchronize(ctx)); err != nil {
+				return fmt.Errorf("allocation %d: %w", i, err)
+			}
+			if n := b.live.Load(); n != 1 {
+				return fmt.Errorf("allocation %d: %d transfers are prepared", i, n)
+			}
+			if err := errors.Join(a.Free(), h.Reclaim(ctx)); err != nil {
+				return err
+			}
+		}
+		return errors.Join(send.Close(), s.Close(), c.Close(ctx), signals.Close(), h.Close(ctx), m.Close(ctx))
+	}))
+}
+
 // TestComputedSendIsRefused: a channel that there is not, and no function.
 func TestComputedSendIsRefused(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
