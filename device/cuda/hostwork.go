@@ -447,6 +447,7 @@ type proxy struct {
 
 	mu      sync.Mutex
 	lanes   []*workLane // replaced as a whole, never changed
+	dropped []*workLane // that are looked at no more, but may have runs under way
 	stopped bool
 	wake    chan struct{} // holds one; nil until the goroutine runs
 	ended   chan struct{} // closed when it has ended
@@ -491,10 +492,13 @@ func (p *proxy) awake() {
 	}
 }
 
-// forget makes the proxy stop looking at the lane.
+// forget makes the proxy stop looking at the lane. A run of it that was cut off is polled to its end all the same.
 func (p *proxy) forget(l *workLane) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if l.watched {
+		p.dropped = append(p.dropped, l)
+	}
 	p.lanes = slices.DeleteFunc(slices.Clone(p.lanes), func(m *workLane) bool { return m == l })
 	p.changes.Add(1)
 }
@@ -535,6 +539,8 @@ func (p *proxy) run() {
 	for {
 		p.mu.Lock()
 		lanes, changes := p.lanes, p.changes.Load()
+		p.takeOver(p.dropped)
+		p.dropped = nil
 		stopped = p.stopped
 		p.mu.Unlock()
 		if stopped {
@@ -619,6 +625,15 @@ func (p *proxy) lookOnce(s *sights) laneState {
 		}
 	}
 	return state
+}
+
+// takeOver takes over what lanes that were dropped have under way: the proxy was in a call of it when it was cut off.
+func (p *proxy) takeOver(dropped []*workLane) {
+	for _, l := range dropped {
+		if l.run != nil {
+			p.left, l.run = append(p.left, l.run), nil
+		}
+	}
 }
 
 // finish polls what was cut off. How it ends no longer matters.

@@ -503,6 +503,43 @@ func TestHostWorkThatWasCutOff(t *testing.T) {
 	require.NoError(t, s.Synchronize(ctx))
 }
 
+// TestHostWorkOutlivesItsStream: work that was cut off in a call that did not return is driven on to its end when that has returned, also if its stream was
+// closed meanwhile.
+func TestHostWorkOutlivesItsStream(t *testing.T) {
+	for _, where := range []string{"start", "poll"} {
+		t.Run(where, func(t *testing.T) {
+			d := openFake(t, newFake(1), &cuda.Options{WaitTimeout: 60 * time.Millisecond})
+			s := newStream(t, d)
+			gate := make(chan struct{})
+			var looks, ended atomic.Int32
+			j := &jobOf{}
+			if where == "start" {
+				j.start = func() error { <-gate; return nil }
+			}
+			j.poll = func() (bool, error) {
+				looks := looks.Add(1)
+				if where == "poll" && looks == 1 {
+					<-gate
+				}
+				if looks < 4 {
+					return false, nil
+				}
+				ended.Add(1)
+				return true, nil
+			}
+			require.NoError(t, s.HostWork(j))
+			var work *device.WorkError
+			require.ErrorAs(t, s.Close(), &work)
+			close(gate)
+			require.Eventually(t, func() bool { return ended.Load() > 0 }, 20*time.Second, time.Millisecond)
+			other := newStream(t, d)
+			require.NoError(t, other.HostWork(&jobOf{}))
+			require.NoError(t, other.Synchronize(t.Context()))
+			assert.EqualValues(t, 1, ended.Load())
+		})
+	}
+}
+
 // TestHostWorkThatEndsItsGoroutine: it fails, and later work is done.
 func TestHostWorkThatEndsItsGoroutine(t *testing.T) {
 	d := openFake(t, newFake(1), nil)
