@@ -52,13 +52,29 @@ type work interface {
 	close() error
 }
 
+// made refuses a plan that New did not make.
+func (p *Plan) made(call string) error {
+	if p == nil || p.memory == nil {
+		return errs.Invalid(call, "plan", "the zero Plan", "one that New gave")
+	}
+	return nil
+}
+
 // String returns the collective's name.
-func (p *Plan) String() string { return p.name }
+func (p *Plan) String() string {
+	if p.made("String") != nil {
+		return "no plan"
+	}
+	return p.name
+}
 
 // Run enqueues one run on s, or records it if s is capturing, and returns at once. Every rank runs the plan equally often.
 // It allocates nothing. After a run has failed (Err), ErrClosed, ErrPeerLost or that failure. ErrTwoStreams while the plan runs on
 // another stream, and a [*RoomError] where it would not fit the device beside the plans on others.
 func (p *Plan) Run(s device.Stream) error {
+	if err := p.made("Run"); err != nil {
+		return err
+	}
 	// Of a stream that the plan has run on before nothing need be asked again.
 	last := p.stream.Load()
 	again := last != nil && *last == s
@@ -153,6 +169,9 @@ func (p *Plan) over() bool {
 // Err returns the error of the first run that failed, or nil. Such a plan cannot go on: the ranks no longer agree how often it
 // has run.
 func (p *Plan) Err() error {
+	if err := p.made("using a plan"); err != nil {
+		return err
+	}
 	if err := p.failed.Load(); err != nil {
 		return *err
 	}
@@ -165,7 +184,7 @@ func (p *Plan) Err() error {
 // graphs that hold the plan first: where the CPU runs them, a launch afterwards is ErrClosed in its stream; a GPU writes into workspace that
 // may be another plan's. Closing twice is ErrClosed.
 func (p *Plan) Close(ctx context.Context) error {
-	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
+	if err := errors.Join(p.made("Close"), errs.Given("Close", "ctx", ctx, "a context")); err != nil {
 		return err
 	}
 	p.mu.Lock()

@@ -493,6 +493,21 @@ func hostMemory(r *rank) (*memory.Memory, error) {
 	return memory.New(b, r.Group, nil), nil
 }
 
+// TestNoPlan: a plan that New did not make is refused, whatever is asked of it.
+func TestNoPlan(t *testing.T) {
+	onRanks(t, 1, patience, onHost, func(ctx context.Context, r *rank) error {
+		var none *collective.Plan
+		for _, p := range []*collective.Plan{none, {}} {
+			for call, err := range map[string]error{"Run": p.Run(r.s), "Run without a stream": p.Run(nil), "Err": p.Err(), "Close": p.Close(ctx)} {
+				if _, ok := errors.AsType[*errs.ArgumentError](err); !ok {
+					return fmt.Errorf("%s of %s: %w", call, p, err)
+				}
+			}
+		}
+		return nil
+	})
+}
+
 // TestWorkspaceError: where a rank has no memory for the workspace every rank gets the same typed error, so that all can do with less.
 func TestWorkspaceError(t *testing.T) {
 	onRanks(t, 2, patience, onHost, func(ctx context.Context, r *rank) error {
