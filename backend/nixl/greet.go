@@ -60,8 +60,11 @@ func (b *Backend) greet(ctx context.Context) error {
 		own = errors.Join(own, f.Close())
 	} else {
 		b.node.keep(f) // this rank's writes from it, or peers' to it, may be under way
+		_, failed := b.node.endStrays(ctx, endBound(ctx))
+		own = errors.Join(own, failed)
 	}
-	// What one rank finds now, the others must know: they would use a backend that it has not.
+	// What one rank finds now, the others must know: they would use a backend that it has not. After a failure no rank gives its words back before all have
+	// ended their writes: between processes of one host UCX may write by addresses, and asks nobody whether anything is there.
 	return errors.Join(reached, b.group.Vote(ctx, "having reached each other", own))
 }
 
@@ -71,6 +74,14 @@ func greetBound(ctx context.Context, patience time.Duration) time.Duration {
 		return min(patience, time.Until(deadline)*3/4)
 	}
 	return patience
+}
+
+// endBound returns how long greet may wait for writes that were given up to end before it cancels them. The ranks vote afterwards, again.
+func endBound(ctx context.Context) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return min(strayTimeout, time.Until(deadline)/2)
+	}
+	return strayTimeout
 }
 
 // await waits for the writes, all of which are under way.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -178,4 +179,28 @@ func TestGreetingThatIsLate(t *testing.T) {
 		assert.NotContains(t, err.Error(), "closing backend", "rank %d: the writes end in time", r)
 	}
 	requireFreed(t, blocks)
+}
+
+// TestGreetingThatFailsElsewhere: a rank that has nothing under way itself gives its memory back only when nobody writes to it any more.
+func TestGreetingThatFailsElsewhere(t *testing.T) {
+	for name, bounds := range map[string][2]time.Duration{
+		"the writes end":           {30 * time.Second, 400 * time.Millisecond},
+		"the writes are cancelled": {time.Second, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			net := &network{delay: bounds[1], blind: true, fail: func(engine, call string) error {
+				if call == "NewRequest" && strings.HasPrefix(engine, "world-0-") {
+					return errBackend
+				}
+				return nil
+			}}
+			failed, blocks := greeting(t, net, bounds[0], 50*time.Millisecond)
+			for r, err := range failed {
+				require.ErrorContains(t, err, "reaching rank 1", "rank %d", r)
+				assert.NotContains(t, err.Error(), "closing backend", "rank %d", r)
+			}
+			assert.Zero(t, net.astray.Load(), "what was written to memory that was given back")
+			requireFreed(t, blocks)
+		})
+	}
 }

@@ -166,6 +166,22 @@ func (n *node) quiesce(ctx context.Context) error {
 // strayTimeout is how long a closing node waits for strays: those to a rank that is lost end within milliseconds.
 const strayTimeout = 2 * time.Second
 
+// endStrays waits for the strays, no longer than that, and cancels those that do not end. late says that there were such, and failed that some cannot be
+// cancelled.
+func (n *node) endStrays(ctx context.Context, within time.Duration) (late, failed error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	late = n.quiesce(ctx)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.strays = slices.DeleteFunc(n.strays, func(r request) bool {
+		err := r.Release()
+		failed = errors.Join(failed, err)
+		return err == nil
+	})
+	return late, failed
+}
+
 // keep takes over flags that were given up while writes to them or from them may be under way.
 func (n *node) keep(f *flags) {
 	n.mu.Lock()
@@ -175,15 +191,8 @@ func (n *node) keep(f *flags) {
 
 // close ends the agent. Strays that do not end are cancelled.
 func (n *node) close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, strayTimeout)
-	defer cancel()
-	err := n.quiesce(ctx)
+	err, released := n.endStrays(ctx, strayTimeout)
 	n.mu.Lock()
-	var released error
-	for _, r := range n.strays {
-		released = errors.Join(released, r.Release())
-	}
-	n.strays = nil
 	kept := n.kept
 	n.kept = nil
 	n.mu.Unlock()
