@@ -49,7 +49,7 @@ func (p *Signals) PreparePuts(channel int, puts ...SendPut) (*PreparedSend, erro
 }
 
 func (p *Signals) prepareSend(channel int, silent bool, puts []SendPut) (_ *PreparedSend, err error) {
-	if err := p.checkChannel("PrepareSend", channel); err != nil {
+	if err := p.usable("PrepareSend", channel); err != nil {
 		return nil, err
 	}
 	send := &PreparedSend{signals: p, channel: channel, silent: silent}
@@ -97,13 +97,6 @@ func (p *Signals) prepareSend(channel int, silent bool, puts []SendPut) (_ *Prep
 	return send, nil
 }
 
-func (p *Signals) checkChannel(call string, channel int) error {
-	if channel < 0 || channel >= p.user.Channels {
-		return errs.Invalid(call, "channel", channel, fmt.Sprintf("0 to %d", p.user.Channels-1))
-	}
-	return nil
-}
-
 // prepare prepares one put of a send, and notes in taken that its peer has one.
 func (p *Signals) prepare(channel int, put SendPut, taken []bool) (*Transfer, error) {
 	b, err := p.place(channel, put)
@@ -148,8 +141,11 @@ func twoPuts(peer int) error {
 }
 
 // Enqueue enqueues the send on s, or records it: it begins when all earlier work of s has ended. Later work of s runs when everything
-// is written. It returns at once and allocates nothing.
+// is written. It returns at once and allocates nothing. ErrInvalid for a stream of another device; ErrClosed once the signals were closed.
 func (p *PreparedSend) Enqueue(s device.Stream) error {
+	if err := p.signals.enqueues("Enqueue", s, p.channel); err != nil {
+		return err
+	}
 	if p.work != nil {
 		for _, c := range p.copies { // before the work, which signals
 			if err := s.Copy(c.Dst, c.Src, c.Bytes); err != nil {

@@ -17,7 +17,7 @@ import (
 // may be nil. ErrUnsupported on a device whose work of the CPU cannot copy.
 func (p *Signals) PrepareComputedSend(channel int, by *WorkCopies, puts func() ([]SendPut, error)) (*PreparedSend, error) {
 	const call = "PrepareComputedSend"
-	if err := p.checkChannel(call, channel); err != nil {
+	if err := p.usable(call, channel); err != nil {
 		return nil, err
 	}
 	if puts == nil {

@@ -222,26 +222,57 @@ func (p *Signals) Fail(err error) {
 	p.user.dead.Store(true)
 }
 
-// SignalAll enqueues a signal to every peer of the channel, as [Memory.Signal] does.
+// usable refuses a channel that there is not, and everything after Close.
+func (p *Signals) usable(call string, channel int) error {
+	if channel < 0 || channel >= p.user.Channels {
+		return errs.Invalid(call, "channel", channel, fmt.Sprintf("0 to %d", p.user.Channels-1))
+	}
+	if p.user.closed.Load() {
+		return fmt.Errorf("%s: the signals of %s: %w", call, p.user.Op, errs.ErrClosed)
+	}
+	return nil
+}
+
+// enqueues refuses what the signals cannot be enqueued on.
+func (p *Signals) enqueues(call string, s device.Stream, channel int) error {
+	if err := p.memory.checkStream(call, s); err != nil {
+		return err
+	}
+	return p.usable(call, channel)
+}
+
+// SignalAll enqueues a signal to every peer of the channel, as [Memory.Signal] does. ErrInvalid for a channel that does not exist, or a stream of another
+// device; ErrClosed after Close.
 func (p *Signals) SignalAll(s device.Stream, channel int) error {
+	if err := p.enqueues("SignalAll", s, channel); err != nil {
+		return err
+	}
 	return p.signals.signalAll(s, channel)
 }
 
 // WaitAll enqueues waiting for one signal of every peer of the channel that was not waited for before. It is bounded as
-// [Memory.Wait] is. A wait in vain, or what has failed before, is an error of s.
+// [Memory.Wait] is. A wait in vain, or what has failed before, is an error of s. Its own errors are those of SignalAll.
 func (p *Signals) WaitAll(s device.Stream, channel int) error {
+	if err := p.enqueues("WaitAll", s, channel); err != nil {
+		return err
+	}
 	return p.signals.waitAll(s, channel, false)
 }
 
 // WaitAllBeside is WaitAll on a stream of the plan's own, whose errors nobody looks for: what fails is told by the next WaitAll.
 func (p *Signals) WaitAllBeside(s device.Stream, channel int) error {
+	if err := p.enqueues("WaitAllBeside", s, channel); err != nil {
+		return err
+	}
 	return p.signals.waitAll(s, channel, true)
 }
 
 // Close releases the signals. The device must have nothing left to do for them. The stream of a graph that holds their waits has ErrClosed,
-// and the graph signals nobody.
+// and the graph signals nobody. Closing twice is ErrClosed.
 func (p *Signals) Close() error {
-	p.user.closed.Store(true)
+	if p.user.closed.Swap(true) {
+		return fmt.Errorf("closing the signals of %s: %w", p.user.Op, errs.ErrClosed)
+	}
 	p.user.dead.Store(true)
 	return p.signals.close()
 }

@@ -1409,7 +1409,7 @@ var mutants = []mutant{
 		new: "\tpart.run = nil\n",
 	},
 	{
-		file: "memory/send.go", why: "sends on channels that do not exist", tests: inSends,
+		file: "memory/signal_plan.go", why: "sends on channels that do not exist", tests: inSends,
 		old: "\tif channel < 0 || channel >= p.user.Channels {",
 		new: "\tif channel < 0 {",
 	},
