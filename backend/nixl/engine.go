@@ -45,11 +45,6 @@ const agentTimeout = 60 * time.Second
 func makeAgent(ctx context.Context, lib *nixl.Library, d device.Device, name string, on route, thread bool) (*nixl.Agent, error) {
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
-	return nixl.Bound(ctx, "making an agent", func() (a *nixl.Agent, err error) {
-		err = within(d, func() error { // UCX finds the GPU by the context
-			a, err = lib.NewAgent(name, &nixl.AgentOptions{NoThread: !thread, Settings: on.settings()})
-			return err
-		})
-		return a, err
-	})
+	scope := func(f func() error) error { return within(d, f) } // UCX finds the GPU by the context
+	return lib.NewAgentWithin(ctx, scope, name, &nixl.AgentOptions{NoThread: !thread, Settings: on.settings()})
 }

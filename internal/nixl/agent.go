@@ -1,6 +1,7 @@
 package nixl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -42,7 +43,7 @@ type AgentOptions struct {
 }
 
 // NewAgent makes an agent and its engine; nil options are the defaults. The name must differ from those of all agents that it is to know. NewAgent
-// may block: see [Bound]. Close the agent.
+// may block: see NewAgentWithin. Close the agent.
 func (l *Library) NewAgent(name string, opts *AgentOptions) (*Agent, error) {
 	if name == "" {
 		return nil, errs.Invalid("NewAgent", "name", `""`, "a name that no other agent has")
@@ -64,6 +65,34 @@ func (l *Library) NewAgent(name string, opts *AgentOptions) (*Agent, error) {
 		return nil, errors.Join(fmt.Errorf("making an agent: %w", err), a.Close())
 	}
 	return a, nil
+}
+
+// NewAgentWithin is NewAgent that waits no longer than ctx lasts: then the error is a [*StuckError], and an agent that is made all the same is closed, of which
+// nobody else knows. Scope calls a function with what NewAgent needs, such as a GPU's context.
+func (l *Library) NewAgentWithin(ctx context.Context, scope func(func() error) error, name string, opts *AgentOptions) (*Agent, error) {
+	var made *Agent
+	_, err := Bound(ctx, "making an agent", func() (struct{}, error) {
+		return struct{}{}, scope(func() (err error) {
+			made, err = l.NewAgent(name, opts)
+			return err
+		})
+	})
+	if err == nil {
+		return made, nil
+	}
+	stuck, late := errors.AsType[*StuckError](err)
+	switch {
+	case late:
+		go func() {
+			<-stuck.Ended
+			if made != nil {
+				_ = made.Close() // whoever wanted it has gone
+			}
+		}()
+	case made != nil: // it is the scope that has failed
+		err = errors.Join(err, made.Close())
+	}
+	return nil, err
 }
 
 // environment is held while an engine is made, which reads UCX's settings from the environment of the process; for writing by those

@@ -291,6 +291,40 @@ func TestNoEngine(t *testing.T) {
 	require.ErrorIs(t, err, errs.ErrInvalid)
 }
 
+// TestLateAgent: an agent that is made when nobody waits for it any more is closed, and so is one whose caller gets an error.
+func TestLateAgent(t *testing.T) {
+	l, made, _ := table()
+	plain := func(f func() error) error { return f() }
+	a, err := l.NewAgentWithin(t.Context(), plain, "in time", nil)
+	require.NoError(t, err)
+	require.NoError(t, a.Close())
+	failed := errors.New("no context")
+	_, err = l.NewAgentWithin(t.Context(), func(f func() error) error { return errors.Join(f(), failed) }, "in vain", nil)
+	require.ErrorIs(t, err, failed)
+	assert.Empty(t, made)
+
+	release, ended := make(chan struct{}), make(chan struct{})
+	create, destroy := l.call.createBackend, l.call.destroyAgent
+	l.call.createBackend = func(a handle, plugin string, params handle, b *handle) Status {
+		<-release
+		return create(a, plugin, params, b)
+	}
+	l.call.destroyAgent = func(a handle) Status { defer close(ended); return destroy(a) }
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err = l.NewAgentWithin(ctx, plain, "late", nil)
+	var stuck *StuckError
+	require.ErrorAs(t, err, &stuck)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	close(release)
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the agent is left")
+	}
+	assert.Empty(t, made)
+}
+
 func TestPeerThatHasGone(t *testing.T) {
 	l, _, _ := table()
 	require.ErrorIs(t, l.check("get_xfer_status", RemoteDisconnect), errs.ErrPeerLost)
