@@ -1035,6 +1035,36 @@ func TestDeviceCommunicator(t *testing.T) {
 	m.requireClean(t)
 }
 
+// TestDeviceCommunicatorsAreAlike: ranks that ask for other numbers of barriers all hear of it, before NCCL is asked, whose communicator goes on. There is none
+// once the backend was closed.
+func TestDeviceCommunicatorsAreAlike(t *testing.T) {
+	m := newMachine(2)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		var closed *Backend
+		err := withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
+			closed = b
+			for _, barriers := range [][]int{{4, 8}, {4, -1}} {
+				if _, err := b.NewDevComm(ctx, barriers[g.Rank()]); !errors.Is(err, errs.ErrMismatch) {
+					return fmt.Errorf("%v barriers: %w", barriers, err)
+				}
+			}
+			d, err := b.NewDevComm(ctx, 4)
+			if err != nil {
+				return err
+			}
+			return d.Close(ctx)
+		})
+		if err != nil {
+			return err
+		}
+		if _, err := closed.NewDevComm(ctx, 4); !errors.Is(err, errs.ErrClosed) {
+			return fmt.Errorf("of a backend that was closed: %w", err)
+		}
+		return nil
+	}))
+	m.requireClean(t)
+}
+
 // TestMulticastIsNotLookedUp where the policy forbids it.
 func TestMulticastIsNotLookedUp(t *testing.T) {
 	for setting, env := range map[string]string{"off": "", "auto": "0"} {

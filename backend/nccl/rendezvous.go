@@ -106,6 +106,9 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 
 // ready returns an error if the communicator can make no more windows.
 func (b *Backend) ready() error {
+	if b.near == nil || b.comm == nil {
+		return fmt.Errorf("backend %s is %w", Name, errs.ErrClosed)
+	}
 	for _, comm := range []*nccl.Comm{b.near, b.comm} {
 		if comm.Handle() == 0 || comm.Stuck() {
 			return fmt.Errorf("the communicator was given up after a call that failed; close the rank and open it again: %w",
@@ -309,10 +312,11 @@ type DevComm struct {
 }
 
 // NewDevComm makes a device communicator of [Backend.WindowComm] with lsaBarriers barriers, as many as a kernel has blocks that use one each.
-// Collective: all ranks of the group ask for the same number. It has no multicast. It blocks until all ranks have come. The error is ErrUnsupported if the layout of the library's structure is
-// not known. Close it before the rank.
+// Collective: all ranks of the group ask for the same number, or all get ErrMismatch. It has no multicast. It blocks until all ranks have come. The error is ErrUnsupported if the layout of the library's structure is
+// not known, and ErrClosed after Close. Close it before the rank.
 func (b *Backend) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, error) {
-	if err := b.group.Vote(ctx, "device communicator", b.ready()); err != nil {
+	// NCCL compares nothing, and a rank that it refuses would leave the others in it.
+	if err := b.group.Vote(ctx, fmt.Sprintf("device communicator with %d barriers", lsaBarriers), b.ready()); err != nil {
 		return nil, err
 	}
 	defer b.lib.Log()
