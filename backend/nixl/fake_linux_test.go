@@ -28,14 +28,15 @@ import (
 type network struct {
 	mu      sync.Mutex
 	engines map[string]*fakeEngine
-	serial  int                             // of the latest registration
-	delay   time.Duration                   // of each transfer
-	hang    func() bool                     // whether transfers do not end
-	fail    func(engine, call string) error // the error of a call, by the names of the engine and of the method
-	gpus    []*cuda.Device                  // by ordinal: what memory of GPUs is copied by
-	moved   atomic.Int64                    // bytes of memory of GPUs
-	blind   bool                            // nobody looks whether memory is registered, as where a process writes another one's by its addresses
-	astray  atomic.Int32                    // blocks that were so moved to or from memory that was given back
+	serial  int                               // of the latest registration
+	delay   time.Duration                     // of each transfer
+	slow    func(engine string) time.Duration // how much longer those of an engine take
+	hang    func() bool                       // whether transfers do not end
+	fail    func(engine, call string) error   // the error of a call, by the names of the engine and of the method
+	gpus    []*cuda.Device                    // by ordinal: what memory of GPUs is copied by
+	moved   atomic.Int64                      // bytes of memory of GPUs
+	blind   bool                              // nobody looks whether memory is registered, as where a process writes another one's by its addresses
+	astray  atomic.Int32                      // blocks that were so moved to or from memory that was given back
 }
 
 // errBackend is what the library says of a peer that has died, and of much else.
@@ -216,6 +217,9 @@ func (r *fakeRequest) Post() (bool, error) {
 		return false, err
 	}
 	r.active, r.end = true, time.Now().Add(n.delay)
+	if n.slow != nil {
+		r.end = r.end.Add(n.slow(r.engine.name))
+	}
 	return r.progress()
 }
 

@@ -102,5 +102,20 @@ func (t *transfer) wait(ctx context.Context) error {
 			futex.Doze(greetPause)
 		}
 	}
+	if err != nil {
+		t.outlive()
+	}
 	return errors.Join(err, t.Close())
+}
+
+// outlive waits until a run that nobody waits for any more has ended, for as long as a closing node waits for strays: a peer that is told of the failure may give its
+// memory back, which nobody else knows to be in use.
+func (t *transfer) outlive() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for began := time.Now(); t.running && t.request != nil && t.backend.group.Err() == nil && time.Since(began) < strayTimeout; futex.Doze(greetPause) {
+		if ended, err := t.request.Status(); ended || err != nil {
+			t.running = false
+		}
+	}
 }
