@@ -277,6 +277,7 @@ func TestHeapIsFull(t *testing.T) {
 // TestHeapIsTornDown: NVSHMEM refuses all the same. Everything later is an error that says so, and nothing hangs.
 func TestHeapIsTornDown(t *testing.T) {
 	m := newMachine(2)
+	var asked atomic.Bool
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		err := withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			if err := errors.Join(backendtest.TryWindow(ctx, mem, 100), g.Barrier(ctx, "1")); err != nil {
@@ -309,6 +310,12 @@ func TestHeapIsTornDown(t *testing.T) {
 			if _, err := w.Peer(0, 0); !errors.Is(err, errs.ErrNoMemory) {
 				return fmt.Errorf("an address in what is gone: %w", err)
 			}
+			m.Mu.Lock()
+			m.job.failure = func(string, int) bool { asked.Store(true); return false }
+			m.Mu.Unlock()
+			if _, err := mem.Register(ctx, a.Ptr(), 64, ""); !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), "given up") {
+				return fmt.Errorf("adopting memory: %w", err)
+			}
 			return mem.Free(ctx, a)
 		})
 		if err != nil {
@@ -321,6 +328,7 @@ func TestHeapIsTornDown(t *testing.T) {
 		return nil
 	}))
 	assert.Zero(t, m.job.finalize)
+	assert.False(t, asked.Load(), "the library is asked when its heap is gone")
 }
 
 // TestOpenAgain: a library that was finalized can be started again, and a start that did not come to the library leaves

@@ -40,6 +40,9 @@ func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backen
 	if bytes <= 0 || p.IsNil() || p.Add(bytes) < p {
 		return nil, errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %s", bytes, p), "at least 1 byte at an address that is not nil")
 	}
+	if err := b.world.usable(); err != nil { // the library, which adopt asks, may have no heap any more
+		return nil, err
+	}
 	a := &allocation{backend: b, kind: registered, ptr: p, bytes: bytes, rounded: bytes}
 	if err := b.device.WithContext(a.adopt); err != nil {
 		return nil, err
