@@ -13,6 +13,8 @@ import (
 const (
 	// greetTimeout is how long it may take to reach a peer for the first time. UCX connects then, which takes some milliseconds between hosts.
 	greetTimeout = 20 * time.Second
+	// endTime is how long a rank waits after a failure, whatever its caller allows, until all have ended their writes: its own, and then the others.
+	endTime = 5 * time.Second
 	// greetPause is the time between two checks whether it was reached.
 	greetPause = 50 * time.Microsecond
 )
@@ -60,7 +62,10 @@ func (b *Backend) greet(ctx context.Context) error {
 		own = errors.Join(own, f.Close())
 	} else {
 		b.node.keep(f) // this rank's writes from it, or peers' to it, may be under way
-		_, failed := b.node.endStrays(ctx, endBound(ctx))
+		var end context.CancelFunc
+		ctx, end = context.WithTimeout(context.WithoutCancel(ctx), endTime) // it may have ended, and the others are to be waited for all the same
+		defer end()
+		_, failed := b.node.endStrays(ctx, strayTimeout)
 		own = errors.Join(own, failed)
 	}
 	// What one rank finds now, the others must know: they would use a backend that it has not. After a failure no rank gives its words back before all have
@@ -74,14 +79,6 @@ func greetBound(ctx context.Context, patience time.Duration) time.Duration {
 		return min(patience, time.Until(deadline)*3/4)
 	}
 	return patience
-}
-
-// endBound returns how long greet may wait for writes that were given up to end before it cancels them. The ranks vote afterwards, again.
-func endBound(ctx context.Context) time.Duration {
-	if deadline, ok := ctx.Deadline(); ok {
-		return min(strayTimeout, time.Until(deadline)/2)
-	}
-	return strayTimeout
 }
 
 // await waits for the writes, all of which are under way.

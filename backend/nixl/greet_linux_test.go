@@ -204,3 +204,33 @@ func TestGreetingThatFailsElsewhere(t *testing.T) {
 		})
 	}
 }
+
+// TestGreetingThatIsGivenUp: a rank whose caller does not wait any longer gives its memory back when the others have ended their writes to it.
+func TestGreetingThatIsGivenUp(t *testing.T) {
+	net := &network{blind: true, slow: func(engine string) time.Duration {
+		if strings.HasPrefix(engine, "world-1-") {
+			return 600 * time.Millisecond
+		}
+		return 0
+	}}
+	failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		d, err := devhost.New(nil)
+		if err != nil {
+			return err
+		}
+		if g.Rank() == 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, 300*time.Millisecond)
+			defer cancel()
+		}
+		b, err := New(ctx, g, &Options{Opened: d, Islands: islandsOff, engine: net.engine})
+		if err == nil {
+			err = errors.Join(errors.New("it was opened"), b.Close(ctx))
+		}
+		return errors.Join(err, d.Close())
+	})
+	for r, err := range failed {
+		require.ErrorContains(t, err, "context deadline exceeded", "rank %d", r)
+	}
+	assert.Zero(t, net.astray.Load(), "what was written to memory that was given back")
+}
