@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -233,4 +234,54 @@ func TestGreetingThatIsGivenUp(t *testing.T) {
 		require.ErrorContains(t, err, "context deadline exceeded", "rank %d", r)
 	}
 	assert.Zero(t, net.astray.Load(), "what was written to memory that was given back")
+}
+
+// slowly is a context that ends when it is asked for its end so often.
+type slowly struct {
+	context.Context
+	end  context.CancelFunc
+	left atomic.Int32
+}
+
+func (s *slowly) Done() <-chan struct{} {
+	if s.left.Add(-1) == 0 {
+		s.end()
+	}
+	return s.Context.Done()
+}
+
+// TestOpeningThatIsGivenUp: at whichever step the caller of one rank waits no longer, the other ranks hear of it, and wait for nobody.
+func TestOpeningThatIsGivenUp(t *testing.T) {
+	const patience = 20 * time.Second
+	for steps, opened := int32(1), false; !opened; steps++ {
+		require.Less(t, steps, int32(200))
+		net := &network{}
+		for r, err := range backendtest.OnRanks(t, 2, &group.LocalOptions{Timeout: patience}, func(ctx context.Context, g *group.Group) error {
+			d, err := devhost.New(nil)
+			if err != nil {
+				return err
+			}
+			if g.Rank() == 0 {
+				within, cancel := context.WithCancel(ctx)
+				defer cancel()
+				s := &slowly{Context: within, end: cancel}
+				s.left.Store(steps)
+				ctx = s
+			}
+			began := time.Now()
+			b, err := New(ctx, g, &Options{Opened: d, Islands: islandsOff, engine: net.engine, shareFlags: true})
+			if time.Since(began) >= patience {
+				return fmt.Errorf("it took %v: %w", time.Since(began), err)
+			}
+			if err == nil {
+				opened = opened || g.Rank() == 0
+				err = b.Close(context.WithoutCancel(ctx))
+			} else {
+				err = nil
+			}
+			return errors.Join(err, d.Close())
+		}) {
+			require.NoError(t, err, "rank %d, step %d", r, steps)
+		}
+	}
 }
