@@ -344,8 +344,8 @@ func (m *Memory) record(kind, name string, r *Record) *Record {
 // and returns the same window.
 //
 // ErrNotSymmetric if an allocation is not of this memory or was freed. A rank that cannot map fails the call on every rank, with the
-// condition of its backend (ErrNoMemory, ErrNotReachable, ErrUnsupported), and it can be tried again. Its other errors are those of collective
-// calls.
+// condition of its backend (ErrNoMemory, ErrNotReachable, ErrUnsupported), and it can be tried again. Where a rank gives it up half way, over a backend that
+// moves data itself, all wait up to 5 seconds for the others, so that nobody writes to what is freed next. Its other errors are those of collective calls.
 func (m *Memory) Rendezvous(ctx context.Context, a backend.Allocation, what Record) (*Window, error) {
 	if err := errs.Given("Rendezvous", "ctx", ctx, "a context"); err != nil {
 		return nil, err
@@ -390,6 +390,7 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 	if a.Bytes() > 0 {
 		mapping, mapErr := m.backend.Rendezvous(ctx, a)
 		if err := m.group.Vote(ctx, "mapping", mapErr); err != nil {
+			m.leaveMapping(ctx, err)
 			if mapErr == nil {
 				err = errors.Join(err, mapping.Unmap(context.WithoutCancel(ctx)))
 			}
@@ -404,6 +405,22 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 	m.log.Info("rendezvous", "operation", mine.Operation, "name", what.Name, "address", a.Ptr(), "bytes", a.Bytes(),
 		"offset", what.Offset, "took", time.Since(began))
 	return w, nil
+}
+
+// leaveMapping waits, where a rank has given a rendezvous up, until all ranks have left it: over a backend that moves data behind the device's back one may
+// be writing to the new memory of another, which frees it without asking anybody.
+func (m *Memory) leaveMapping(ctx context.Context, failed error) {
+	_, behind := backend.QuiescerOf(m.backend)
+	_, abandoned := errors.AsType[*group.AbandonedError](failed)
+	_, missing := errors.AsType[*group.MissingRanksError](failed)
+	if !behind || !abandoned && !missing {
+		return
+	}
+	within, cancel := context.WithDeadline(context.WithoutCancel(ctx), tellBy(ctx))
+	defer cancel()
+	if err := m.group.Vote(within, "leaving a mapping", nil); err != nil {
+		m.log.Debug("a rank may still be mapping", "error", err)
+	}
 }
 
 // Free releases a when this rank's device has nothing left to do. Without a window it is local. With one it is collective: it also waits

@@ -3,6 +3,7 @@ package nixl
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -187,39 +188,43 @@ func prepare(m *memory.Memory, a backend.Allocation, w *memory.Window) (*memory.
 	return m.PrepareTransfer(backend.Write, next, []memory.TransferBlock{{Local: a.Ptr(), Window: w, Bytes: a.Bytes()}})
 }
 
-// TestFirstMoveIsLate: a rank that cannot wait for its first bytes tells the others when they have come, who give the memory back then.
+// TestFirstMoveIsLate: when a rank cannot wait for its first bytes, or for those of another one, the others give their memory back when all have come.
 func TestFirstMoveIsLate(t *testing.T) {
-	var late atomic.Bool
-	net := &network{blind: true, slow: func(engine string) time.Duration {
-		if late.Load() && strings.Contains(engine, "-1-") {
-			return 400 * time.Millisecond
-		}
-		return 0
-	}}
-	onFakes(t, net, 2, Options{pads: true}, func(ctx context.Context, m *memory.Memory) error {
-		first, _, err := mapped(ctx, m, 8)
-		if err != nil {
-			return err
-		}
-		a, err := m.Allocate(ctx, 64, "")
-		if err != nil {
-			return err
-		}
-		late.Store(true)
-		soon, cancel := ctx, context.CancelFunc(func() {})
-		if err := m.Group().Barrier(ctx, "late"); err != nil {
-			return err
-		}
-		if m.Group().Rank() == 1 {
-			soon, cancel = context.WithTimeout(ctx, 50*time.Millisecond)
-		}
-		defer cancel()
-		if _, err := m.Rendezvous(soon, a, memory.Record{}); err == nil {
-			return errors.New("rank 1 has waited for its bytes")
-		}
-		return errors.Join(m.Free(ctx, a), m.Group().Barrier(ctx, "freed"), m.Free(ctx, first))
-	})
-	assert.Zero(t, net.astray.Load(), "what was written to memory that was given back")
+	for hasty, what := range []string{"of another rank", "its own"} {
+		t.Run(what, func(t *testing.T) {
+			var late atomic.Bool
+			net := &network{blind: true, slow: func(engine string) time.Duration {
+				if late.Load() && strings.Contains(engine, "-1-") {
+					return 400 * time.Millisecond
+				}
+				return 0
+			}}
+			onFakes(t, net, 3, Options{pads: true}, func(ctx context.Context, m *memory.Memory) error {
+				first, _, err := mapped(ctx, m, 8)
+				if err != nil {
+					return err
+				}
+				a, err := m.Allocate(ctx, 64, "")
+				if err != nil {
+					return err
+				}
+				late.Store(true)
+				if err := m.Group().Barrier(ctx, "late"); err != nil {
+					return err
+				}
+				soon, cancel := context.WithCancel(ctx)
+				defer cancel()
+				if m.Group().Rank() == hasty {
+					time.AfterFunc(50*time.Millisecond, cancel)
+				}
+				if _, err := m.Rendezvous(soon, a, memory.Record{}); err == nil {
+					return fmt.Errorf("rank %d has waited", hasty)
+				}
+				return errors.Join(m.Free(ctx, a), m.Group().Barrier(ctx, "freed"), m.Free(ctx, first))
+			})
+			assert.Zero(t, net.astray.Load(), "what was written to memory that was given back")
+		})
+	}
 }
 
 // TestTransferThatHangs: the watchdog ends it, the memory is kept as long as the library works on it, and the transfer can be
