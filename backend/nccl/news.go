@@ -30,7 +30,7 @@ func (n news) failure(what string) error {
 }
 
 // together returns a context for one call of NCCL's that takes all ranks: it ends as that of bounded does, and when the call has failed on another
-// rank. end must be called with what has come of the call here. It tells the others if the call has failed on this rank first, and returns the error
+// rank. end must be called with what has come of the call here. It tells the others if the call has failed on this rank first, or its caller waits no longer, and returns the error
 // with the reason, if that is known. All ranks make these calls in the same order.
 func (b *Backend) together(ctx context.Context, what string) (within context.Context, end func(error) error) {
 	key := b.key(what)
@@ -54,7 +54,7 @@ func (b *Backend) together(ctx context.Context, what string) (within context.Con
 		}
 	}()
 	return within, func(err error) error {
-		first := err != nil && within.Err() == nil
+		first := err != nil && (within.Err() == nil || ctx.Err() != nil) // or the caller waits no longer, whom the others do not know of
 		release()
 		<-heard
 		if first {

@@ -95,6 +95,42 @@ func TestFailureIsTold(t *testing.T) {
 	}
 }
 
+// TestGivingUpIsTold: a call that the caller of one rank waits for no longer ends on the others long before their deadline. The rank may have come to NCCL all the
+// same, or not, which chance decides.
+func TestGivingUpIsTold(t *testing.T) {
+	for range 10 {
+		m := newMachine(3)
+		failed := backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+			o := m.plain(g.Rank())
+			o.KernelTimeout = 10 * time.Minute // the test's own limit comes first
+			b, err := New(ctx, g, o)
+			if err != nil {
+				return err
+			}
+			a, err := b.Allocate(ctx, granule)
+			if err != nil {
+				return err
+			}
+			within, cancel := context.WithCancel(ctx)
+			defer cancel()
+			if g.Rank() == 1 {
+				cancel()
+			}
+			w, err := b.register(within, a.(*allocation).base, a.(*allocation).span)
+			if err == nil {
+				err = b.deregister(ctx, w, a.(*allocation).base)
+			}
+			return errors.Join(err, a.Release(ctx), b.Close(ctx))
+		})
+		for r, err := range failed {
+			if err == nil && r == 1 || err != nil && (errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), context.Canceled.Error())) {
+				t.Fatalf("rank %d: %v", r, err)
+			}
+		}
+		m.requireClean(t)
+	}
+}
+
 // TestFailedRunIsTold: a run that one rank cannot enqueue, which the kernels of the others would wait for without a bound, ends on all ranks, with an
 // error that names the call and the rank. Prepared again, the all-reduce runs.
 func TestFailedRunIsTold(t *testing.T) {
