@@ -163,7 +163,8 @@ func (d *deviceSignals) begin(pad *Workspace, offset int64) error {
 
 // launch enqueues a kernel, prepared at its first use. It may wait for room in the driver's queue, and so for peers, and holds no lock then.
 func (d *deviceSignals) launch(s device.Stream, kind, peer, channel int) error {
-	slot := &d.launches[(kind*d.channels+channel)*d.memory.group.Size()+peer]
+	size := d.memory.group.Size()
+	slot := &d.launches[(kind*d.channels+channel)*size+peer]
 	prepared := slot.Load()
 	if prepared == nil {
 		var err error
