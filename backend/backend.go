@@ -95,7 +95,7 @@ type Env struct {
 	Group *group.Group
 	// LocalRank counts the ranks on this host, from 0; backends choose the device by it when Device is empty.
 	LocalRank int
-	// Device names the device: "" by LocalRank, or an index, or a UUID; "host" is the CPU. A backend that has not that device refuses.
+	// Device names the device: "" by LocalRank, or an index, or a UUID.
 	Device string
 	// Opened, unless nil, is a device that is already open and that the backend uses without owning it: a sub-group uses its
 	// parent's, so that their work can share streams.

@@ -84,8 +84,8 @@ type Config struct {
 	// LivenessTimeout is the silence after which a rank whose connection still stands counts as lost, at least 100 milliseconds.
 	LivenessTimeout time.Duration `mapstructure:"liveness-timeout"`
 
-	// Device is the index or the UUID of the device to use; "" chooses by the local rank. "host" is the CPU, for backends that
-	// work on it (host), or can as well as on GPUs (nixl). A backend that has not the device is not used.
+	// Device is the index or the UUID of the device to use; "" chooses by the local rank. "host" is the CPU, for backends that can
+	// work on it as well as on GPUs (nixl).
 	Device string `mapstructure:"device"`
 	// ShareDevice allows several ranks on one device. Without it they are an error, since kernels of two ranks that wait for
 	// each other may never run at the same time on one device. Backend nccl can share one from NCCL 2.30.3 on.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"strconv"
 	"time"
 
 	"github.com/symmem/symmem/backend"
@@ -90,8 +89,8 @@ func (b *Backend) Close(context.Context) error {
 // factory opens the backend by name.
 type factory struct{}
 
-func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, error) {
-	if err := cmp.Or(supported(), checkDevice(env)); err != nil {
+func (factory) Probe(context.Context, *backend.Env) (backend.Capabilities, error) {
+	if err := supported(); err != nil {
 		return backend.Capabilities{}, err
 	}
 	return capabilities, nil
@@ -106,19 +105,7 @@ func (factory) Options() []backend.Option { return nil }
 // Takes reports whether v is an *Options.
 func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
 
-// checkDevice refuses a device that was named and is not the CPU, unless one is open.
-func checkDevice(env *backend.Env) error {
-	given, _ := env.Given.(*Options)
-	if env.Device == "" || env.Device == Name || env.Opened != nil || given != nil && given.Device != nil {
-		return nil
-	}
-	return errs.Advised("opening backend host", "device", strconv.Quote(env.Device), Name+", or nothing: the CPU is its only device", "GPUs are for other backends")
-}
-
 func (factory) Open(_ context.Context, env *backend.Env) (backend.Backend, error) {
-	if err := checkDevice(env); err != nil {
-		return nil, err
-	}
 	opts := &Options{}
 	if given, ok := env.Given.(*Options); ok && given != nil {
 		*opts = *given

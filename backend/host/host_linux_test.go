@@ -67,40 +67,6 @@ func TestDeviceThatCannotBeOpened(t *testing.T) {
 	}))
 }
 
-// TestOtherDevices: who names a device that is not the CPU does not get the CPU. One that is open already is used whatever is named.
-func TestOtherDevices(t *testing.T) {
-	f, err := backend.Lookup(host.Name)
-	require.NoError(t, err)
-	d, err := devhost.New(nil)
-	require.NoError(t, err)
-	for name, refused := range map[string]bool{"": false, "host": false, "0": true, "GPU-5a1e0f3c": true} {
-		for what, env := range map[string]backend.Env{"": {}, "open": {Opened: d}, "given": {Given: &host.Options{Device: d}}} {
-			env.Device = name
-			_, err := f.Probe(t.Context(), &env)
-			if refused && what == "" {
-				require.ErrorIs(t, err, errs.ErrInvalid, name)
-				require.ErrorContains(t, err, "the CPU", name)
-			} else {
-				require.NoError(t, err, "%s, %s", name, what)
-			}
-			backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-				env.Group = g
-				b, err := f.Open(ctx, &env)
-				switch {
-				case refused && what == "" && !errors.Is(err, errs.ErrInvalid):
-					return fmt.Errorf("device %q was opened: %w", name, err)
-				case refused && what == "":
-					return nil
-				case err != nil:
-					return err
-				}
-				return b.Close(ctx)
-			}))
-		}
-	}
-	require.NoError(t, d.Close())
-}
-
 // TestTwoHosts: ranks on two hosts get an error that says so, on every rank.
 func TestTwoHosts(t *testing.T) {
 	hosts := &group.LocalOptions{BootIDs: []string{"", "", "another host"}}
