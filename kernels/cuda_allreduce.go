@@ -17,10 +17,13 @@ type finder func(form ptx.Form, dtype string, op, world int, hopper bool) (ptx.K
 // hopper reports whether the GPUs of all ranks have compute capability 9.0 or later. The ranks of a plan have one kernel, so where their GPUs are not alike it is that of the oldest.
 func hopper(m *memory.Memory) bool { return m.LeastCapability() >= 90 }
 
-// findKernel finds the kernel of a form for a device.
+// findKernel finds the kernel of a form for a device; hopper is as ptx.AllReduce has it, and may be false for the sake of another rank's GPU.
 func findKernel(find finder, form ptx.Form, d device.Device, hopper bool, dtype tensor.DType, op Op, size int) (ptx.Kernel, []byte, error) {
 	k, ok := find(form, dtype.String(), int(op), size, hopper)
-	if !ok {
+	switch {
+	case !ok && !hopper && ptx.Hopper(d):
+		return k, nil, fmt.Errorf("no kernels for compute capabilities below 9.0, of which a rank's GPU is: %w", errs.ErrUnsupported)
+	case !ok:
 		return k, nil, fmt.Errorf("no kernels for %s: %w", d.Name(), errs.ErrUnsupported)
 	}
 	image, err := ptx.Image(k.File)
