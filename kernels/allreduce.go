@@ -104,17 +104,13 @@ func firstAllReduce(ctx context.Context, t, out tensor.SymmetricTensor, op Op, o
 	}
 	whole := wholeVectors(t, out)
 	var avoided []Algorithm
-	for {
+	return untilHad(t.Memory(), asked, &avoided, func() (*Plan, Algorithm, error) {
 		c := chooseAllReduce(t.Memory(), t.Memory().Tuning(), asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize(), whole, func(a Algorithm) bool {
 			return opts.RankOrder && !a.RankOrder() || slices.Contains(avoided, a)
 		})
 		p, err := newAllReduce(ctx, c, t, out, op, opts)
-		if asked != Auto || slices.Contains(avoided, c.algorithm) || !avoidable(c.algorithm, err) {
-			return p, err
-		}
-		t.Memory().Logger().Info("a form of all-reduce cannot be had; auto takes another one", "form", c.algorithm, "bytes", t.Bytes(), "error", err)
-		avoided = append(avoided, c.algorithm)
-	}
+		return p, c.algorithm, err
+	})
 }
 
 // reachable reports whether every peer's copy of the tensors has an address in this process, as far as it is known.

@@ -123,15 +123,13 @@ func (m *many) plan(ctx context.Context, gaveUp error) (*Plan, error) {
 	if err := m.agree(ctx, failure); err != nil {
 		return nil, fmt.Errorf("preparing an all-reduce of many tensors: %w", err)
 	}
-	for {
-		p, err := m.planOnce(ctx, failure)
-		if m.opts.Algorithm != Auto || slices.Contains(m.avoided, m.algorithm) || !avoidable(m.algorithm, err) {
-			return p, err
+	return untilHad(m.memory, m.opts.Algorithm, &m.avoided, func() (*Plan, Algorithm, error) {
+		if len(m.avoided) > 0 {
+			failure = m.choose()
 		}
-		m.memory.Logger().Info("a form cannot be had; auto takes another one", "form", m.algorithm, "error", err)
-		m.avoided = append(m.avoided, m.algorithm)
-		failure = m.choose()
-	}
+		p, err := m.planOnce(ctx, failure)
+		return p, m.algorithm, err
+	})
 }
 
 // planOnce is plan for a list that the ranks have agreed on, in the form that was chosen.

@@ -133,14 +133,10 @@ func (m *maker) plan(ctx context.Context, f collectiveForm) (*Plan, error) {
 
 // planFirst prepares the collective in the form that was asked for, or the first that can be had.
 func (m *maker) planFirst(ctx context.Context, f collectiveForm) (*Plan, error) {
-	for {
+	return untilHad(m.in.Memory(), m.opts.Algorithm, &m.avoided, func() (*Plan, Algorithm, error) {
 		p, err := m.planOnce(ctx, f)
-		if m.opts.Algorithm != Auto || slices.Contains(m.avoided, m.algorithm) || !avoidable(m.algorithm, err) {
-			return p, err
-		}
-		m.in.Memory().Logger().Info("a form cannot be had; auto takes another one", "form", m.algorithm, "error", err)
-		m.avoided = append(m.avoided, m.algorithm)
-	}
+		return p, m.algorithm, err
+	})
 }
 
 // refuse returns the failure of a constructor's arguments, and tells the other ranks of it, if one of the tensors says which they are: the first that does.

@@ -117,14 +117,10 @@ func (n *norm) plan(ctx context.Context) (*Plan, error) {
 
 // first prepares it in the form that was asked for, or the first that can be had.
 func (n *norm) first(ctx context.Context, failure error) (*Plan, error) {
-	for {
+	return untilHad(n.in.Memory(), n.opts.Algorithm, &n.avoided, func() (*Plan, Algorithm, error) {
 		p, err := n.once(ctx, failure)
-		if n.opts.Algorithm != Auto || slices.Contains(n.avoided, n.algorithm) || !avoidable(n.algorithm, err) {
-			return p, err
-		}
-		n.in.Memory().Logger().Info("a form cannot be had; auto takes another one", "form", n.algorithm, "error", err)
-		n.avoided = append(n.avoided, n.algorithm)
-	}
+		return p, n.algorithm, err
+	})
 }
 
 // once is first for one form.

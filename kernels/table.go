@@ -109,6 +109,18 @@ func chooseAllReduce(m *memory.Memory, tables *tuning.Set, asked Algorithm, kind
 // castable reports whether memory can have multicast addresses, as far as it is known. What takes that away takes it away on every rank.
 func castable(m *memory.Memory) bool { return m != nil && m.Backend().Capabilities().Multicast }
 
+// untilHad makes a plan by once, which says what form that takes: where the form is left to Auto and cannot be had, it goes to avoided, and the next is tried.
+func untilHad(m *memory.Memory, asked Algorithm, avoided *[]Algorithm, once func() (*Plan, Algorithm, error)) (*Plan, error) {
+	for {
+		p, form, err := once()
+		if asked != Auto || slices.Contains(*avoided, form) || !avoidable(form, err) {
+			return p, err
+		}
+		m.Logger().Info("a form cannot be had; auto takes another one", "form", form, "error", err)
+		*avoided = append(*avoided, form)
+	}
+}
+
 // avoidable reports whether a form that Auto has taken failed for what another one may do without, on every rank: multicast addresses, or workspace.
 func avoidable(a Algorithm, err error) bool {
 	if _, large := errors.AsType[*memory.WorkspaceError](err); large {
