@@ -124,7 +124,41 @@ func (s *Stream) BeginCapture() error {
 	if s.recording() != nil {
 		return &device.CaptureError{Op: call, Reason: "the stream is capturing already; call EndCapture first"}
 	}
-	drv := s.dev.drv
+	if err := s.leaveMark(call); err != nil {
+		return err
+	}
+	// Relaxed, because a goroutine does not stay on one thread, and the other modes belong to threads.
+	if r := s.dev.drv.StreamBeginCapture(s.handle, cu.CaptureRelaxed); r != cu.Success {
+		return s.dev.check(call, "cuStreamBeginCapture", r)
+	}
+	s.capture = &capture{origin: s, parts: new(graphParts)}
+	return nil
+}
+
+// join makes the stream wait for an event of a capture, in which it takes part from then on. The event is locked.
+func (s *Stream) join(call string, e *Event) error {
+	if err := s.lock(call); err != nil {
+		return err
+	}
+	defer s.unlock()
+	if refused := e.refusal(s); refused != "" {
+		return &device.CaptureError{Op: call, Reason: refused}
+	}
+	if s.recording() == nil {
+		if err := s.leaveMark(call); err != nil {
+			return err
+		}
+	}
+	if r := s.dev.drv.StreamWaitEvent(s.handle, e.handle, 0); r != cu.Success {
+		return s.dev.check(call, "cuStreamWaitEvent", r)
+	}
+	s.capture = e.capture
+	return nil
+}
+
+// leaveMark records before: while the stream captures, nothing that is enqueued can tell when the work from before has ended. The stream is locked and
+// the context is current.
+func (s *Stream) leaveMark(call string) error {
 	if s.before == 0 {
 		m, err := s.dev.takeMark()
 		if err != nil {
@@ -132,16 +166,7 @@ func (s *Stream) BeginCapture() error {
 		}
 		s.before = m
 	}
-	// While it captures, nothing that is enqueued can tell when the work from before has ended.
-	if r := drv.EventRecord(s.before, s.handle); r != cu.Success {
-		return s.dev.check(call, "cuEventRecord", r)
-	}
-	// Relaxed, because a goroutine does not stay on one thread, and the other modes belong to threads.
-	if r := drv.StreamBeginCapture(s.handle, cu.CaptureRelaxed); r != cu.Success {
-		return s.dev.check(call, "cuStreamBeginCapture", r)
-	}
-	s.capture = &capture{origin: s, parts: new(graphParts)}
-	return nil
+	return s.dev.check(call, "cuEventRecord", s.dev.drv.EventRecord(s.before, s.handle))
 }
 
 // EndCapture ends recording, in this stream and in those that joined, and returns the graph, on its way to the device. On the stream that began the

@@ -89,16 +89,15 @@ func (s *Stream) WaitEvent(ev device.Event) error {
 	if e.closed {
 		return closed(call, "event")
 	}
+	if e.recorded && e.capture != nil {
+		return s.join(call, e)
+	}
 	refused := ""
 	err = s.enqueue(call, "cuStreamWaitEvent", func() cu.Result {
 		if refused = e.refusal(s); refused != "" || !e.recorded {
 			return cu.Success
 		}
-		r := s.dev.drv.StreamWaitEvent(s.handle, e.handle, 0)
-		if r == cu.Success && e.capture != nil {
-			s.capture = e.capture
-		}
-		return r
+		return s.dev.drv.StreamWaitEvent(s.handle, e.handle, 0)
 	})
 	if refused != "" {
 		return &device.CaptureError{Op: call, Reason: refused}

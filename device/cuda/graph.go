@@ -243,7 +243,7 @@ func (g *Graph) catchUp() error {
 			return err
 		}
 	default:
-		// The capture began after the launch, and before was recorded between them. If it is recorded again for something else, the next launch waits
+		// The stream came to the capture after the launch, and before was recorded between them. If it is recorded again for something else, the next launch waits
 		// for more than it must.
 		g.past = last.before
 	}

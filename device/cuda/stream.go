@@ -24,7 +24,7 @@ type Stream struct {
 	handle  cu.StreamHandle
 	closed  bool
 	capture *capture       // what the stream takes part in; it may have ended, see recording
-	before  cu.EventHandle // recorded when its last capture began; 0 if none ever did
+	before  cu.EventHandle // recorded when it last began a capture or joined one; 0 if it never did
 	waits   waits
 	ops     [4]cu.BatchMemOp // what a wait passes to the driver; here, so that it allocates nothing
 	work    *workLane        // for work of the CPU; nil until there is some
@@ -304,7 +304,6 @@ func (s *Stream) mark(ctx context.Context) (mark, error) {
 	}
 	defer s.dev.pop()
 	if s.recording() != nil {
-		// The work that a stream had before it joined a capture counts as that of the stream through which it joined.
 		return mark{event: s.before, borrowed: true}, nil
 	}
 	switch r := s.dev.drv.StreamQuery(s.handle); r {

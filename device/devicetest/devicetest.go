@@ -74,6 +74,7 @@ func Run(t *testing.T, h Harness) {
 		{"SeveralGoroutines", severalGoroutines},
 		{"SynchronizeEndsWithItsContext", synchronizeEndsWithItsContext},
 		{"SynchronizeWaitsOnlyForWhatCameBefore", synchronizeWaitsOnlyForWhatCameBefore},
+		{"SynchronizeWaitsForWhatCameBeforeACapture", synchronizeWaitsForWhatCameBeforeACapture},
 		{"BadArguments", badArguments},
 		{"EnqueueingAllocatesNothing", enqueueingAllocatesNothing},
 
@@ -104,6 +105,7 @@ func Run(t *testing.T, h Harness) {
 		{"GraphLaunchesNeverOverlap", graphLaunchesNeverOverlap},
 		{"GraphLaunchesRunInTheOrderOfTheirCalls", graphLaunchesRunInTheOrderOfTheirCalls},
 		{"NestedLaunchesDoNotDeadlock", nestedLaunchesDoNotDeadlock},
+		{"GraphInAGraphAwaitsLaunchesOnForks", graphInAGraphAwaitsLaunchesOnForks},
 		{"CaptureForksAndJoins", captureForksAndJoins},
 		{"UnjoinedForkIsAnError", unjoinedForkIsAnError},
 		{"CallsThatCaptureRefuses", callsThatCaptureRefuses},

@@ -193,6 +193,35 @@ func nestedLaunchesDoNotDeadlock(t *testing.T, h Harness) {
 	assert.EqualValues(t, 4*turns+1, c.runs.Load())
 }
 
+// The graph becomes part of another one while the stream of its launch is in that one's capture.
+func graphInAGraphAwaitsLaunchesOnForks(t *testing.T, h Harness) {
+	d := h.open(t)
+	origin, fork, other := newStream(t, d), newStream(t, d), newStream(t, d)
+	forked, joined := newEvent(t, d), newEvent(t, d)
+	var c counter
+	inner := capture(t, origin, func() { require.NoError(t, origin.HostFunc(c.run)) })
+	g := newGate(t, d)
+	g.hold(t, fork)
+	require.NoError(t, inner.Launch(fork))
+	g.await(t)
+	outer := capture(t, origin, func() {
+		require.NoError(t, origin.Record(forked))
+		require.NoError(t, fork.WaitEvent(forked))
+		require.NoError(t, inner.Launch(origin))
+		require.NoError(t, fork.Record(joined))
+		require.NoError(t, origin.WaitEvent(joined))
+	})
+	require.NoError(t, outer.Launch(other))
+	short, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	assert.ErrorIs(t, other.Synchronize(short), context.DeadlineExceeded)
+	assert.Zero(t, c.runs.Load(), "launches of a graph do not overlap")
+	g.open(t)
+	synchronize(t, other)
+	assert.EqualValues(t, 2, c.runs.Load())
+	synchronize(t, fork)
+}
+
 func captureForksAndJoins(t *testing.T, h Harness) {
 	d := h.open(t)
 	origin, left, right := newStream(t, d), newStream(t, d), newStream(t, d)

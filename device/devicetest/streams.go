@@ -208,6 +208,37 @@ func synchronizeWaitsOnlyForWhatCameBefore(t *testing.T, h Harness) {
 	synchronize(t, s)
 }
 
+// A stream may come to a capture with work under way, also one that joins the capture of another: who frees memory has to wait for it.
+func synchronizeWaitsForWhatCameBeforeACapture(t *testing.T, h Harness) {
+	for _, how := range []string{"begins", "joins"} {
+		t.Run(how, func(t *testing.T) {
+			d := h.open(t)
+			origin, fork := newStream(t, d), newStream(t, d)
+			forked, joined := newEvent(t, d), newEvent(t, d)
+			held := origin
+			if how == "joins" {
+				held = fork
+			}
+			g := newGate(t, d)
+			g.hold(t, held)
+			g.await(t)
+			require.NoError(t, origin.BeginCapture())
+			require.NoError(t, origin.Record(forked))
+			require.NoError(t, fork.WaitEvent(forked))
+			short, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+			defer cancel()
+			assert.ErrorIs(t, d.Synchronize(short), context.DeadlineExceeded)
+			g.open(t)
+			require.NoError(t, d.Synchronize(bounded(t)))
+			require.NoError(t, fork.Record(joined))
+			require.NoError(t, origin.WaitEvent(joined))
+			graph, err := origin.EndCapture()
+			require.NoError(t, err)
+			require.NoError(t, graph.Close())
+		})
+	}
+}
+
 func badArguments(t *testing.T, h Harness) {
 	d := h.open(t)
 	s := newStream(t, d)
