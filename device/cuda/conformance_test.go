@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -197,6 +198,24 @@ func TestClosedStreamHasNoHandle(t *testing.T) {
 		require.NoError(t, s.Close())
 		assert.Zero(t, s.Handle())
 	})
+}
+
+// TestSynchronizeWaitsForWhatACloseHasLeft: a stream whose Close has given its work up is still at work, and may use memory.
+func TestSynchronizeWaitsForWhatACloseHasLeft(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, &cuda.Options{WaitTimeout: 20 * time.Millisecond})
+	s := newStream(t, d)
+	var over atomic.Bool
+	f.mu.Lock()
+	f.enqueue(cu.StreamHandle(s.Handle()), over.Load)
+	f.mu.Unlock()
+	require.ErrorIs(t, s.Close(), os.ErrDeadlineExceeded)
+	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, d.Synchronize(short), context.DeadlineExceeded)
+	over.Store(true)
+	require.NoError(t, d.Synchronize(bounded(t)))
+	require.ErrorContains(t, d.Close(), "not given back")
 }
 
 // What only CUDA devices have is closed with the device as well.

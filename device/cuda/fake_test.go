@@ -37,6 +37,7 @@ type fake struct {
 	ctxs   int
 
 	streams map[cu.StreamHandle]*fakeStream
+	leaving []*fakeStream // that were destroyed with work in them
 	events  map[cu.EventHandle]*fakeEvent
 	graphs  map[cu.GraphHandle]*fakeGraph
 	execs   map[cu.GraphExecHandle]*fakeGraph
@@ -133,7 +134,7 @@ func (f *fake) handle() uint64 {
 func (f *fake) progress() {
 	for moved := true; moved; {
 		moved = false
-		for _, s := range f.streams {
+		for _, s := range append(slices.Collect(maps.Values(f.streams)), f.leaving...) {
 			for len(s.queue) > 0 && s.queue[0]() {
 				s.queue = s.queue[1:]
 				moved = true
@@ -311,7 +312,13 @@ func (f *fake) driver() *cu.Driver {
 		f.streams[*s] = &fakeStream{}
 		return cu.Success
 	}
-	d.StreamDestroy = func(s cu.StreamHandle) cu.Result { delete(f.streams, s); return cu.Success }
+	d.StreamDestroy = func(s cu.StreamHandle) cu.Result {
+		if f.progress(); len(f.streams[s].queue) > 0 {
+			f.leaving = append(f.leaving, f.streams[s])
+		}
+		delete(f.streams, s)
+		return cu.Success
+	}
 	d.StreamQuery = func(s cu.StreamHandle) cu.Result {
 		f.progress()
 		if len(f.streams[s].queue) > 0 {

@@ -30,6 +30,7 @@ type Stream struct {
 	work    *workLane        // for work of the CPU; nil until there is some
 	ends    *workLane        // that of the work of the CPU that was enqueued last, or nil if that was something else
 	handed  bool             // somebody has the handle, and may enqueue past this package
+	left    cu.EventHandle   // of a stream that was destroyed with work in it: complete when that has ended; else 0
 }
 
 // NewStream returns a new stream, which is not ordered against the NULL stream.
@@ -290,14 +291,14 @@ func (m mark) drop(d *Device) {
 	}
 }
 
-// mark marks the work enqueued so far; for a capturing stream, what was enqueued before its capture. A closed stream has none.
+// mark marks the work enqueued so far; for a capturing stream, what was enqueued before its capture. A stream that was closed may still have work.
 func (s *Stream) mark(ctx context.Context) (mark, error) {
 	if err := s.lockWithin(ctx); err != nil {
 		return mark{}, err
 	}
 	defer s.mu.Unlock()
-	if s.closed {
-		return mark{}, nil
+	if s.handle == 0 {
+		return mark{event: s.left, borrowed: true}, nil
 	}
 	if err := s.dev.push(); err != nil {
 		return mark{}, err
@@ -474,9 +475,16 @@ func (s *Stream) drain(deadline time.Time) error {
 	if err != nil {
 		return err
 	}
-	defer m.drop(d)
 	// The waits end by the deadline; the work after them has a little longer.
-	return d.await(context.Background(), m.event, deadline.Add(time.Second))
+	if err := d.await(context.Background(), m.event, deadline.Add(time.Second)); err != nil {
+		s.mu.Lock()
+		s.left = m.event
+		s.mu.Unlock()
+		d.keepMark(m.event)
+		return err
+	}
+	m.drop(d)
+	return nil
 }
 
 // ended asks the driver, until the deadline, whether a closed stream has nothing left to do. It is for when no event can be waited for.

@@ -74,6 +74,7 @@ func Run(t *testing.T, h Harness) {
 		{"SeveralGoroutines", severalGoroutines},
 		{"SynchronizeEndsWithItsContext", synchronizeEndsWithItsContext},
 		{"SynchronizeWaitsOnlyForWhatCameBefore", synchronizeWaitsOnlyForWhatCameBefore},
+		{"SynchronizeWaitsForStreamsThatClose", synchronizeWaitsForStreamsThatClose},
 		{"SynchronizeWaitsForWhatCameBeforeACapture", synchronizeWaitsForWhatCameBeforeACapture},
 		{"BadArguments", badArguments},
 		{"EnqueueingAllocatesNothing", enqueueingAllocatesNothing},

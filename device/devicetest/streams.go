@@ -208,6 +208,31 @@ func synchronizeWaitsOnlyForWhatCameBefore(t *testing.T, h Harness) {
 	synchronize(t, s)
 }
 
+// Work that was enqueued has to be waited for also while its stream closes: who frees memory asks the device.
+func synchronizeWaitsForStreamsThatClose(t *testing.T, h Harness) {
+	d := h.open(t)
+	s := newStream(t, d)
+	g := newGate(t, d)
+	var after counter
+	g.hold(t, s)
+	require.NoError(t, enqueue(s, after.RunKernel))
+	g.await(t)
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	require.Eventually(t, func() bool {
+		_, err := s.Query()
+		return errors.Is(err, device.ErrClosed)
+	}, patience, time.Millisecond)
+	short, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	assert.ErrorIs(t, d.Synchronize(short), context.DeadlineExceeded)
+	g.open(t)
+	require.NoError(t, d.Synchronize(bounded(t)))
+	assert.EqualValues(t, 1, after.runs.Load())
+	require.NoError(t, <-closed)
+	require.NoError(t, d.Synchronize(bounded(t)))
+}
+
 // A stream may come to a capture with work under way, also one that joins the capture of another: who frees memory has to wait for it.
 func synchronizeWaitsForWhatCameBeforeACapture(t *testing.T, h Harness) {
 	for _, how := range []string{"begins", "joins"} {
