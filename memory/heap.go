@@ -328,11 +328,20 @@ func (a *HeapAllocation) Err() error {
 	return nil
 }
 
-// Keep hands over memory of the device, which is freed when nothing works on the allocation any more.
+// Keep hands over memory of the device, which is freed when nothing works on the allocation any more: at once where that is so already.
 func (a *HeapAllocation) Keep(p device.Ptr) {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.tables = append(a.tables, p)
+	ended := a.entry.gone.Load() // and nobody comes for tables again
+	if !ended {
+		a.tables = append(a.tables, p)
+	}
+	a.mu.Unlock()
+	if !ended {
+		return
+	}
+	if err := a.heap.memory.device.Free(p); err != nil && !errors.Is(err, errs.ErrClosed) {
+		a.heap.memory.log.Warn("memory that was kept for a piece of a heap could not be freed", "heap", a.heap.number, "address", p, "error", err)
+	}
 }
 
 // Place is the place in the program, file:line, that made the allocation.

@@ -13,6 +13,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
+	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
@@ -61,6 +62,47 @@ func TestHeapHalfMade(t *testing.T) {
 			return fmt.Errorf("afterwards: %w", err)
 		}
 		return errors.Join(other.Close(ctx), h.Close(ctx), m.Close(ctx))
+	}))
+}
+
+// TestHeapKeepsNothingForWhatIsGone: a table that is made while its tensor is closed and reclaimed does not stay until the device closes.
+func TestHeapKeepsNothingForWhatIsGone(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		m := memory.New(b, g, nil)
+		d := m.Device().(*devhost.Device)
+		h, err := m.NewHeap(ctx, 4096)
+		if err != nil {
+			return err
+		}
+		a, err := h.Allocate(ctx, 512, "u8", nil)
+		if err != nil {
+			return err
+		}
+		had := d.Stats().Allocations
+		keep := func() error {
+			p, err := d.Alloc(64)
+			if err == nil {
+				a.Keep(p)
+			}
+			return err
+		}
+		if err := errors.Join(keep(), a.Free(), keep()); err != nil {
+			return err
+		}
+		if n := d.Stats().Allocations; n != had+2 {
+			return fmt.Errorf("%d allocations before the reclaim, want %d: work may use them", n, had+2)
+		}
+		if err := errors.Join(h.Reclaim(ctx), keep()); err != nil {
+			return err
+		}
+		if n := d.Stats().Allocations; n != had {
+			return fmt.Errorf("%d allocations after it, want %d", n, had)
+		}
+		return errors.Join(h.Close(ctx), m.Close(ctx))
 	}))
 }
 
