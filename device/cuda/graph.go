@@ -280,10 +280,10 @@ func (g *Graph) include(call string, c *capture, st *Stream) error {
 	if r := drv.GraphAddChildGraphNode(&node, parent, unsafe.SliceData(all), uint64(len(all)), g.handle); r != cu.Success {
 		return g.dev.check(call, "cuGraphAddChildGraphNode", r)
 	}
+	c.addGraph(g, node) // the node stays, whatever fails next, and what is in it is waited for
 	if r := drv.StreamUpdateCaptureDependencies(st.handle, &node, 1, cu.CaptureSetDependencies); r != cu.Success {
 		return g.dev.check(call, "cuStreamUpdateCaptureDependencies", r)
 	}
-	c.addGraph(g, node)
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // capture records what body enqueues.
@@ -62,4 +63,22 @@ func TestGraphsGiveHostFuncsBack(t *testing.T) {
 		require.NoError(t, outer.Close())
 		noHostFuncs(t, d)
 	})
+}
+
+// TestGraphThatWasHalfIncluded: the driver keeps the copy of a graph though the call that puts it in its place in the capture has failed. Its work of the
+// CPU is done then, as nothing else would end the launch.
+func TestGraphThatWasHalfIncluded(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, nil)
+	s := newStream(t, d)
+	inner := capture(t, s, func() { require.NoError(t, s.HostWork(&jobOf{})) })
+	outer := capture(t, s, func() {
+		f.failing("cuStreamUpdateCaptureDependencies", cu.InvalidValue)
+		require.Error(t, inner.Launch(s))
+		f.failing("cuStreamUpdateCaptureDependencies", cu.Success)
+	})
+	require.NoError(t, outer.Launch(s))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	require.NoError(t, s.Synchronize(ctx))
 }
