@@ -14,6 +14,10 @@ import (
 type capture struct {
 	origin *Stream // the stream that began it
 
+	// enqueuing is held for reading while a stream that has joined enqueues: if the capture ended in the middle of that, work could run at once that
+	// is noted as recorded, and that nobody would look after. Taken after the locks of streams.
+	enqueuing sync.RWMutex
+
 	mu     sync.Mutex // taken after those of streams
 	ended  bool
 	parts  *graphParts // the host functions and waits recorded in it
@@ -107,6 +111,23 @@ func (c *capture) addGraph(g *Graph, node cu.GraphNodeHandle) {
 	}
 }
 
+// pin keeps the capture that the stream has joined, if it has, from ending until unpin; the stream is locked. That of the stream's own it keeps by its lock.
+func (s *Stream) pin() *capture {
+	c := s.capture
+	if c == nil || c.origin == s {
+		return nil
+	}
+	c.enqueuing.RLock()
+	return c
+}
+
+// unpin ends what pin began.
+func (c *capture) unpin() {
+	if c != nil {
+		c.enqueuing.RUnlock()
+	}
+}
+
 // end marks the end.
 func (c *capture) end() {
 	c.mu.Lock()
@@ -141,10 +162,15 @@ func (s *Stream) join(call string, e *Event) error {
 		return err
 	}
 	defer s.unlock()
+	joins := s.recording() == nil
+	if joins { // one that is in another capture is refused, and must not keep two from ending
+		e.capture.enqueuing.RLock()
+		defer e.capture.unpin()
+	}
 	if refused := e.refusal(s); refused != "" {
 		return &device.CaptureError{Op: call, Reason: refused}
 	}
-	if s.recording() == nil {
+	if joins {
 		if err := s.leaveMark(call); err != nil {
 			return err
 		}
@@ -185,9 +211,12 @@ func (s *Stream) EndCapture() (device.Graph, error) {
 		return nil, &device.CaptureError{Op: call, Reason: "the stream joined a capture that another stream began; call EndCapture there"}
 	}
 	s.capture = nil
-	c.end()
 	var handle cu.GraphHandle
-	if r := s.dev.drv.StreamEndCapture(s.handle, &handle); r != cu.Success {
+	c.enqueuing.Lock()
+	c.end()
+	r := s.dev.drv.StreamEndCapture(s.handle, &handle)
+	c.enqueuing.Unlock()
+	if r != cu.Success {
 		c.parts.drop(s.dev)
 		reason := "the capture is discarded"
 		if r == cu.CaptureUnjoined {
@@ -212,6 +241,8 @@ func (s *Stream) abandon(c *capture) {
 	if c.origin != s {
 		return // the capture is of another stream, and so is its end
 	}
+	c.enqueuing.Lock()
+	defer c.enqueuing.Unlock()
 	c.end()
 	c.parts.drop(s.dev)
 	if err := s.dev.push(); err != nil {

@@ -105,6 +105,7 @@ func (f *FaultWord) Watch(s *Stream) {
 	f.named.Store(true)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	defer s.pin().unpin()
 	if c := s.recording(); c != nil {
 		c.addWord(f)
 	} else {

@@ -24,6 +24,7 @@ type Stream struct {
 	handle  cu.StreamHandle
 	closed  bool
 	capture *capture       // what the stream takes part in; it may have ended, see recording
+	pinned  *capture       // by lock, until unlock
 	before  cu.EventHandle // recorded when it last began a capture or joined one; 0 if it never did
 	waits   waits
 	ops     [4]cu.BatchMemOp // what a wait passes to the driver; here, so that it allocates nothing
@@ -110,6 +111,7 @@ func (s *Stream) enqueueLocked(call, native string, fn func() cu.Result) error {
 		return err
 	}
 	defer s.dev.unuse()
+	defer s.pin().unpin()
 	r, err := s.dev.try(fn)
 	if err != nil {
 		return fmt.Errorf("%s: %w", call, err)
@@ -135,6 +137,7 @@ func (s *Stream) lockBehind(call string) (*workLane, error) {
 		s.mu.Unlock()
 		return nil, err
 	}
+	s.pinned = s.pin()
 	ends := s.ends
 	s.ends = nil
 	if s.handed {
@@ -146,6 +149,8 @@ func (s *Stream) lockBehind(call string) (*workLane, error) {
 // unlock ends what lock began.
 func (s *Stream) unlock() {
 	s.dev.leave()
+	s.pinned.unpin()
+	s.pinned = nil
 	s.mu.Unlock()
 }
 
