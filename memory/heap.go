@@ -179,8 +179,19 @@ func (h *Heap) Bytes() int64 { return h.entry.alloc.Bytes() }
 // Window is the window of the whole heap. Those of its allocations have the same addresses and offsets.
 func (h *Heap) Window() *Window { return h.entry.window }
 
+// made says that NewHeap has not made the heap, if it has not.
+func (h *Heap) made(op string) error {
+	if h == nil || h.memory == nil {
+		return errs.Invalid(op, "heap", "no heap", "one that NewHeap gave")
+	}
+	return nil
+}
+
 // Err is nil as long as the heap gives out memory: otherwise ErrClosed, ErrPeerLost or, where the ranks have differed, a [*group.MismatchError].
 func (h *Heap) Err() error {
+	if err := h.made("Err"); err != nil {
+		return err
+	}
 	if h.closed.Load() {
 		return fmt.Errorf("%s: %w", h, errs.ErrClosed)
 	}
@@ -210,7 +221,7 @@ func (h *Heap) Usage() HeapUsage {
 // negative; a [*HeapFullError] where there is no room; after Close ErrClosed; where the ranks have differed a [*group.MismatchError]; and when it reclaims the
 // errors of Reclaim.
 func (h *Heap) Allocate(ctx context.Context, bytes int64, dtype string, shape []int64) (*HeapAllocation, error) {
-	if err := errs.Given("Allocate", "ctx", ctx, "a context"); err != nil {
+	if err := errors.Join(h.made("Allocate"), errs.Given("Allocate", "ctx", ctx, "a context")); err != nil {
 		return nil, err
 	}
 	if bytes < 0 {
@@ -322,6 +333,9 @@ func (a *HeapAllocation) Bytes() int64 { return a.bytes }
 
 // Err is ErrClosed once the allocation was freed, or its heap closed.
 func (a *HeapAllocation) Err() error {
+	if err := a.heap.made("Err"); err != nil {
+		return err
+	}
 	if a.entry.closing.Load() || a.heap.closed.Load() {
 		return fmt.Errorf("allocation of %s: %w", a.heap, errs.ErrClosed)
 	}
@@ -357,6 +371,9 @@ func (a *HeapAllocation) Place() string {
 // is enqueued still has the memory. Freeing twice, or after the heap was closed, is ErrClosed.
 func (a *HeapAllocation) Free() error {
 	h := a.heap
+	if err := h.made("Free"); err != nil {
+		return err
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.freed || h.closed.Load() {
@@ -379,7 +396,7 @@ func (a *HeapAllocation) Free() error {
 // Check compares what the ranks have asked for so far. Collective: it blocks until all ranks have come. Ranks that differ all get a
 // [*group.MismatchError] that names the first request that differs. Its other errors are those of collective calls, and ErrClosed.
 func (h *Heap) Check(ctx context.Context) error {
-	if err := errs.Given("Check", "ctx", ctx, "a context"); err != nil {
+	if err := errors.Join(h.made("Check"), errs.Given("Check", "ctx", ctx, "a context")); err != nil {
 		return err
 	}
 	return h.do(ctx, fmt.Sprintf("checking %s", h), h.check)
@@ -423,7 +440,7 @@ func (h *Heap) do(ctx context.Context, what string, call func(ctx context.Contex
 // Graphs that hold what was freed must not be launched any more. Plans that the CPU runs, and transfers, are ErrClosed in their stream then; but a
 // copy between addresses, and what a GPU runs by itself, would write into memory that may be another allocation's. Do not reclaim while a stream is recorded.
 func (h *Heap) Reclaim(ctx context.Context) error {
-	if err := errs.Given("Reclaim", "ctx", ctx, "a context"); err != nil {
+	if err := errors.Join(h.made("Reclaim"), errs.Given("Reclaim", "ctx", ctx, "a context")); err != nil {
 		return err
 	}
 	return h.reclaim(ctx)
@@ -532,7 +549,7 @@ func (h *Heap) clear(ctx context.Context, going []*HeapAllocation) error {
 // ctx ends while this rank's device still works, the heap stays as it was on this rank: close it again. If a peer is lost (ErrPeerLost) this rank's
 // memory is given back all the same. Closing twice is ErrClosed.
 func (h *Heap) Close(ctx context.Context) error {
-	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
+	if err := errors.Join(h.made("Close"), errs.Given("Close", "ctx", ctx, "a context")); err != nil {
 		return err
 	}
 	return h.do(ctx, fmt.Sprintf("closing %s", h), h.close)

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
@@ -63,6 +65,21 @@ func TestHeapHalfMade(t *testing.T) {
 		}
 		return errors.Join(other.Close(ctx), h.Close(ctx), m.Close(ctx))
 	}))
+}
+
+// TestNoHeap: what NewHeap has not made is refused.
+func TestNoHeap(t *testing.T) {
+	for name, h := range map[string]*memory.Heap{"nil": nil, "zero": {}} {
+		t.Run(name, func(t *testing.T) {
+			_, allocErr := h.Allocate(t.Context(), 1, "u8", nil)
+			for what, err := range map[string]error{"Allocate": allocErr, "Err": h.Err(), "Check": h.Check(t.Context()), "Reclaim": h.Reclaim(t.Context()), "Close": h.Close(t.Context())} {
+				require.ErrorIs(t, err, errs.ErrInvalid, what)
+			}
+		})
+	}
+	var a memory.HeapAllocation
+	require.ErrorIs(t, a.Free(), errs.ErrInvalid)
+	require.ErrorIs(t, a.Err(), errs.ErrInvalid)
 }
 
 // TestHeapKeepsNothingForWhatIsGone: a table that is made while its tensor is closed and reclaimed does not stay until the device closes.
