@@ -237,7 +237,8 @@ func (g *Graph) catchUp() error {
 	last.mu.Lock()
 	defer last.mu.Unlock()
 	switch {
-	case last.closed: // its work has ended
+	case last.handle == 0:
+		g.past = last.left // which is complete, unless the stream was destroyed with work in it
 	case last.recording() == nil:
 		if err := drv.Check("cuEventRecord", drv.EventRecord(g.tail, last.handle)); err != nil {
 			return err

@@ -107,6 +107,7 @@ func Run(t *testing.T, h Harness) {
 		{"GraphLaunchesRunInTheOrderOfTheirCalls", graphLaunchesRunInTheOrderOfTheirCalls},
 		{"NestedLaunchesDoNotDeadlock", nestedLaunchesDoNotDeadlock},
 		{"GraphInAGraphAwaitsLaunchesOnForks", graphInAGraphAwaitsLaunchesOnForks},
+		{"GraphInAGraphAwaitsLaunchesOnClosedStreams", graphInAGraphAwaitsLaunchesOnClosedStreams},
 		{"CaptureForksAndJoins", captureForksAndJoins},
 		{"UnjoinedForkIsAnError", unjoinedForkIsAnError},
 		{"CallsThatCaptureRefuses", callsThatCaptureRefuses},

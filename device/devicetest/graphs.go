@@ -222,6 +222,34 @@ func graphInAGraphAwaitsLaunchesOnForks(t *testing.T, h Harness) {
 	synchronize(t, fork)
 }
 
+// The graph becomes part of another one while the stream of its launch is being closed.
+func graphInAGraphAwaitsLaunchesOnClosedStreams(t *testing.T, h Harness) {
+	d := h.open(t)
+	origin, closing, other := newStream(t, d), newStream(t, d), newStream(t, d)
+	var c counter
+	inner := capture(t, origin, func() { require.NoError(t, origin.HostFunc(c.run)) })
+	g := newGate(t, d)
+	g.hold(t, closing)
+	require.NoError(t, inner.Launch(closing))
+	g.await(t)
+	closed := make(chan error, 1)
+	go func() { closed <- closing.Close() }()
+	require.Eventually(t, func() bool {
+		_, err := closing.Query()
+		return errors.Is(err, device.ErrClosed)
+	}, patience, time.Millisecond)
+	outer := capture(t, origin, func() { require.NoError(t, inner.Launch(origin)) })
+	require.NoError(t, outer.Launch(other))
+	short, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	assert.ErrorIs(t, other.Synchronize(short), context.DeadlineExceeded)
+	assert.Zero(t, c.runs.Load(), "launches of a graph do not overlap")
+	g.open(t)
+	synchronize(t, other)
+	assert.EqualValues(t, 2, c.runs.Load())
+	require.NoError(t, <-closed)
+}
+
 func captureForksAndJoins(t *testing.T, h Harness) {
 	d := h.open(t)
 	origin, left, right := newStream(t, d), newStream(t, d), newStream(t, d)
