@@ -158,7 +158,14 @@ func (m *maker) byTable(have []Algorithm) {
 	}
 	c, ok := l.find()
 	if !ok {
-		c = choice{algorithm: have[0]}
+		c.algorithm = have[0]
+		if slices.Contains(m.avoided, have[0]) {
+			// What needs islands is chosen where there are some.
+			others := append(slices.DeleteFunc(slices.Clone(have), func(a Algorithm) bool { return a == Hierarchical }), Transfers)
+			if i := slices.IndexFunc(others, l.can); i >= 0 {
+				c.algorithm = others[i]
+			}
+		}
 	}
 	m.algorithm, m.maxBlocks = c.algorithm, atMostBlocks(m.opts.MaxBlocks, c.blocks)
 }

@@ -39,11 +39,13 @@ type simDevice struct {
 	moved         func(phase uint32, to, block uint64)
 	casts         sync.Map // castCopies by multicast address
 	capability    int      // 0: 90
+	uuid          string   // "": the host's, so that all ranks share one device
 }
 
 func (d *simDevice) Kind() device.Kind                                         { return device.CUDA }
 func (d *simDevice) ComputeCapability() int                                    { return cmp.Or(d.capability, 90) }
 func (d *simDevice) Multiprocessors() int                                      { return 4 }
+func (d *simDevice) UUID() string                                              { return cmp.Or(d.uuid, d.Device.UUID()) }
 func (d *simDevice) PeerAtomics(string) bool                                   { return d.atomics }
 func (d *simDevice) LoadModule(image []byte) (device.Module, error)            { return simModule{d, image}, nil }
 func (d *simDevice) NewStopWord() (device.StopWord, error)                     { return d.word() }

@@ -774,3 +774,106 @@ func TestBroadcastPassesOn(t *testing.T) {
 		}
 	}
 }
+
+// workBackend is a simBackend whose device has streams and memory for work of the CPU.
+type workBackend struct{ *simBackend }
+
+func (b *workBackend) Device() device.Device { return workDevice{b.dev} }
+
+type workDevice struct{ *simDevice }
+
+func (d workDevice) NewWorkStream() (device.Stream, error) { return d.NewStream() }
+
+func (d workDevice) NewHostBuffer(bytes int64) (device.HostBuffer, error) {
+	p, err := d.Alloc(bytes)
+	return workBuffer{d, p, bytes}, err
+}
+
+type workBuffer struct {
+	device workDevice
+	p      device.Ptr
+	bytes  int64
+}
+
+func (b workBuffer) Ptr() device.Ptr { return b.p }
+func (b workBuffer) Close() error    { return b.device.Free(b.p) }
+
+func (b workBuffer) Bytes() []byte {
+	all, _ := b.device.mem.Bytes(b.p, b.bytes) // it was allocated so
+	return all
+}
+
+// TestTransfersWhereBlocksHaveNoRoom: for an all-to-all with counts there is no table, and Auto takes transfers where there is no memory for what each block of the kernel has.
+func TestTransfersWhereBlocksHaveNoRoom(t *testing.T) {
+	const size, page = 16, 4096
+	for _, c := range []struct {
+		pages int64 // of the workspace that are left
+		want  Algorithm
+	}{{20, OneShotPush}, {4, Transfers}} {
+		t.Run(fmt.Sprintf("%d pages left", c.pages), func(t *testing.T) {
+			groups, err := group.Local(size, nil)
+			require.NoError(t, err)
+			var g errgroup.Group
+			for _, gr := range groups {
+				g.Go(func() error {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					defer cancel()
+					near, err := host.New(gr, nil)
+					if err != nil {
+						return err
+					}
+					b := &simBackend{Backend: near, dev: &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory), uuid: fmt.Sprint(gr.Rank())}}
+					b.left.Store(math.MaxInt64)
+					m := memory.New(&workBackend{b}, gr, nil)
+					var tensors []tensor.SymmetricTensor
+					for _, shape := range [][]int64{{1 << 10, 64}, {1 << 10, 64}, {size}, {2, size}} {
+						x, err := tensor.Zeros(ctx, m, tensor.Int64, shape...)
+						if err == nil {
+							err = x.Rendezvous(ctx)
+						}
+						if err != nil {
+							return err
+						}
+						tensors = append(tensors, x)
+					}
+					b.left.Store(0)
+					room, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "what will be left", Bytes: c.pages * page})
+					if err != nil {
+						return err
+					}
+					var taken []*memory.Workspace
+					for bytes := int64(4 << 20); bytes >= page; {
+						w, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "what others have", Bytes: bytes})
+						switch _, full := errors.AsType[*memory.WorkspaceError](err); {
+						case full:
+							bytes /= 2
+						case err != nil:
+							return err
+						default:
+							taken = append(taken, w)
+						}
+					}
+					if err := room.Close(ctx); err != nil {
+						return err
+					}
+					p, err := NewAllToAllV(ctx, tensors[0], tensors[1], tensors[2], tensors[3], nil)
+					if err != nil {
+						return err
+					}
+					if p.Algorithm() != c.want {
+						err = fmt.Errorf("%s was chosen in place of %s", p.Algorithm(), c.want)
+					}
+					err = errors.Join(err, p.Close(ctx))
+					for _, w := range taken {
+						err = errors.Join(err, w.Close(ctx))
+					}
+					for _, x := range tensors {
+						err = errors.Join(err, x.Close(ctx))
+					}
+					return errors.Join(err, m.Close(ctx), gr.Close(ctx))
+				})
+			}
+			require.NoError(t, g.Wait())
+		})
+	}
+}
