@@ -456,7 +456,11 @@ func (f *railForm) told() error {
 			rail = append(rail, f.islands[i][f.local])
 		}
 	}
-	return fmt.Errorf("rank %s of another island has given up, since a rank of that island did not come in %v, or NCCL was ended: %w", errs.FoldRanks(rail, " or "),
+	who := "a rank"
+	if len(rail) > 0 { // else it is behind the last one
+		who = "rank " + errs.FoldRanks(rail, " or ")
+	}
+	return fmt.Errorf("%s of another island has given up, since a rank of that island did not come in %v, or NCCL was ended: %w", who,
 		f.in.Memory().KernelTimeout(), os.ErrDeadlineExceeded)
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/backend/nccl"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
@@ -535,5 +536,27 @@ func TestRailsByAuto(t *testing.T) {
 			err = errors.Join(err, tensors[dtype].Close(ctx))
 		}
 		return err
+	}))
+}
+
+// TestRailThatGaveUpIsNamed: a run that was cut off names the ranks of its rail on other islands, if the rank has a rail.
+func TestRailThatGaveUpIsNamed(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		m := memory.New(b, g, nil)
+		in, err := tensor.Zeros(ctx, m, tensor.Int8, 1)
+		if err != nil {
+			return err
+		}
+		for rank, want := range []string{"rank 1 or 3 of", "rank 0 or 3 of", "a rank of"} {
+			f := &railForm{in: in, islandPlace: newIslandPlace(rank, [][]int{{0}, {1, 2}, {3}}, true)}
+			if told := f.told(); !strings.HasPrefix(told.Error(), want+" another island has given up") {
+				err = errors.Join(err, fmt.Errorf("rank %d: %w", rank, told))
+			}
+		}
+		return errors.Join(err, in.Close(ctx), m.Close(ctx))
 	}))
 }
