@@ -219,10 +219,18 @@ func (a *Agent) withRegs(m Memory, b Block, f func(regs handle) error) error {
 
 // Register makes memory known to the engine, so that it can be either side of transfers.
 func (a *Agent) Register(m Memory, b Block) error {
+	registered := false
 	err := a.use(func(agent handle) error {
-		return a.withRegs(m, b, func(regs handle) error { return a.lib.check("register_mem", a.lib.call.register(agent, regs, 0)) })
+		return a.withRegs(m, b, func(regs handle) error {
+			err := a.lib.check("register_mem", a.lib.call.register(agent, regs, 0))
+			registered = err == nil
+			return err
+		})
 	})
 	if err != nil {
+		if registered { // it is the list that was not given back
+			err = errors.Join(err, a.Deregister(m, b))
+		}
 		return fmt.Errorf("registering %d bytes of %v at %#x: %w", b.Bytes, m, b.Addr, err)
 	}
 	return nil

@@ -3,9 +3,11 @@ package nixl
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -244,6 +246,28 @@ func TestNothingIsLeft(t *testing.T) {
 	_, err = a.Know(blob)
 	require.ErrorIs(t, err, errs.ErrClosed)
 	assert.Empty(t, made)
+}
+
+// TestListsThatAreKept: what was made is given back where only the list that carried its arguments cannot be.
+func TestListsThatAreKept(t *testing.T) {
+	l, made, _ := table()
+	registered := 0
+	l.call.register = func(_, _, _ handle) Status { registered++; return Success }
+	l.call.deregister = func(_, _, _ handle) Status { registered--; return Success }
+	keep := func(handle) Status { return BackendError }
+	a, err := l.NewAgent("a", nil)
+	require.NoError(t, err)
+	block := Block{Addr: 4096, Bytes: 8}
+
+	l.call.destroyRegs = keep
+	require.ErrorContains(t, a.Register(DRAM, block), "nixl_capi_destroy_reg_dlist returned -2")
+	assert.Zero(t, registered)
+
+	l.call.destroyBlocks = keep
+	_, err = a.NewRequest(Write, DRAM, []Block{block}, []Block{block}, "other")
+	require.ErrorContains(t, err, "nixl_capi_destroy_xfer_dlist returned -2")
+	assert.NotContains(t, slices.Collect(maps.Values(made)), "request")
+	require.NoError(t, a.Close())
 }
 
 // TestProgress: an agent without a thread looks for what has come when it is asked to, one with a thread never does.

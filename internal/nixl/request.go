@@ -37,6 +37,9 @@ func (a *Agent) NewRequest(op Op, m Memory, local, remote []Block, peer string) 
 		})
 	})
 	if err != nil {
+		if r.handle != 0 { // it is a list of its blocks that was not given back
+			err = errors.Join(err, r.Release())
+		}
 		return nil, fmt.Errorf("preparing a transfer of %d blocks with agent %s: %w", len(local), peer, err)
 	}
 	return r, nil
