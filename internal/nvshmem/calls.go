@@ -35,6 +35,7 @@ func (l *Library) Start(pes, pe int, id *UniqueID) error {
 		return fmt.Errorf("%s: it is %s already in this process: %w", op, s, errs.ErrInvalid)
 	}
 	attr := newInitAttr()
+	attr.args.id.id = id // so does the library, of which the garbage collector is not told: it could miss an id that nobody else has any more
 	l.attr.Store(attr)
 	if err := check("nvshmemx_set_attr_uniqueid_args", l.call.setUniqueID(int32(pe), int32(pes), id, attr)); err != nil {
 		return err

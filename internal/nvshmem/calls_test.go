@@ -147,6 +147,20 @@ func TestStartThatFailedHalf(t *testing.T) {
 	require.ErrorIs(t, l.Start(1, 0, id), errs.ErrMismatch)
 }
 
+// TestStartKeepsTheID: the id is kept as long as the attributes that the library has written its address to, by this program's own store.
+func TestStartKeepsTheID(t *testing.T) {
+	l, _ := fake()
+	id, err := l.NewUniqueID()
+	require.NoError(t, err)
+	set := l.call.setUniqueID
+	l.call.setUniqueID = func(rank, ranks int32, id *UniqueID, attr *initAttr) result {
+		assert.Same(t, id, attr.args.id.id)
+		return set(rank, ranks, id, attr)
+	}
+	require.NoError(t, l.Start(1, 0, id))
+	assert.Same(t, id, l.attr.Load().args.id.id)
+}
+
 func TestUniqueIDFromElsewhere(t *testing.T) {
 	_, err := ParseUniqueID(make([]byte, 3))
 	require.ErrorContains(t, err, "3 came")
