@@ -79,10 +79,7 @@ func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, er
 // byteBarrier adds NCCL's all-reduce of one byte: no rank has the sum before all have come.
 func byteBarrier(ctx context.Context, m *memory.Memory, b *collective.Builder) error {
 	_, w, offset, err := m.Find(b.Workspace(m.Group().Rank()))
-	if err != nil {
-		return err
-	}
-	at := memory.Place{Window: w, Offset: offset}
+	at := memory.Place{Window: w, Offset: offset, Err: err}
 	p, err := m.PrepareAllReduce(ctx, NCCL.String(), at, at, 1, 1, tensor.Uint8.String(), Sum.String())
 	if err != nil {
 		return err

@@ -34,13 +34,8 @@ func libraryAllReduces(backend string) []Algorithm {
 func (a *allReduce) byLibrary(s *collective.Spec) {
 	s.Program.Build = func(ctx context.Context, b *collective.Builder) error {
 		var in, out memory.Place
-		var err error
-		if in.Window, in.Offset, err = a.in.Window(); err != nil {
-			return err
-		}
-		if out.Window, out.Offset, err = a.out.Window(); err != nil {
-			return err
-		}
+		in.Window, in.Offset, in.Err = a.in.Window()
+		out.Window, out.Offset, out.Err = a.out.Window()
 		reduce, err := a.in.Memory().PrepareAllReduce(ctx, a.algorithm.String(), in, out, a.in.NumElements(), a.in.Bytes(), a.in.DType().String(), a.op.String())
 		if err != nil {
 			return err

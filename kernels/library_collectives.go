@@ -64,13 +64,8 @@ func (m *maker) byLibrary(s *collective.Spec, count int64, dtype tensor.DType, o
 	}
 	s.Program = &collective.Program{Build: func(ctx context.Context, b *collective.Builder) error {
 		var in, out memory.Place
-		var err error
-		if in.Window, in.Offset, err = m.in.Window(); err != nil {
-			return err
-		}
-		if out.Window, out.Offset, err = m.out.Window(); err != nil {
-			return err
-		}
+		in.Window, in.Offset, in.Err = m.in.Window()
+		out.Window, out.Offset, out.Err = m.out.Window()
 		p, err := m.in.Memory().PrepareCollective(ctx, in, out, m.in.Bytes(), m.out.Bytes(), c)
 		if err != nil {
 			return err

@@ -219,3 +219,80 @@ func TestLibraryOfNVSHMEM(t *testing.T) {
 	}
 	require.NoError(t, ranks.Wait())
 }
+
+// meetingBackend is one whose library's ranks come together when they prepare a collective.
+type meetingBackend struct {
+	*libBackend
+	group *group.Group
+}
+
+func (b *meetingBackend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (backend.PreparedAllReduce, error) {
+	if _, err := b.group.AllGather(ctx, "the library's", nil); err != nil {
+		return nil, err
+	}
+	return b.libBackend.PrepareAllReduce(ctx, r)
+}
+
+// closing is a tensor that is closed when it has been asked for its window so often.
+type closing struct {
+	tensor.SymmetricTensor
+	left int
+}
+
+func (c *closing) Window() (*memory.Window, int64, error) {
+	if c.left--; c.left < 0 {
+		return nil, 0, fmt.Errorf("the test's tensor: %w", errs.ErrClosed)
+	}
+	return c.SymmetricTensor.Window()
+}
+
+// TestLibraryWithoutATensor: a rank whose tensor is closed while a plan is made tells the others, whenever that is, and all are in step: nobody waits.
+func TestLibraryWithoutATensor(t *testing.T) {
+	const size, most = 2, 20
+	groups, err := group.Local(size, &group.LocalOptions{Timeout: 10 * time.Second})
+	require.NoError(t, err)
+	var ranks errgroup.Group
+	for _, g := range groups {
+		ranks.Go(func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			near, err := host.New(g, nil)
+			if err != nil {
+				return err
+			}
+			sim := &simBackend{Backend: near, dev: &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory)}}
+			sim.left.Store(math.MaxInt64)
+			m := memory.New(&meetingBackend{&libBackend{simBackend: sim, name: "nccl"}, g}, g, nil)
+			x, err := mapped(ctx, m, 64)
+			if err != nil {
+				return err
+			}
+			for _, plan := range []func(in tensor.SymmetricTensor) (*Plan, error){
+				func(in tensor.SymmetricTensor) (*Plan, error) {
+					return NewAllReduce(ctx, in, Sum, &AllReduceOptions{Algorithm: NCCL})
+				},
+				func(in tensor.SymmetricTensor) (*Plan, error) {
+					return NewBroadcast(ctx, in, 0, &Options{Algorithm: NCCL})
+				},
+			} {
+				for left, made := 0, false; !made; left++ {
+					in := x
+					if g.Rank() == 1 {
+						in = &closing{x, left}
+					}
+					p, err := plan(in)
+					if made = err == nil; made {
+						err = p.Close(ctx)
+					} else {
+						err = nil // or that the ranks' tensors differ, before the library is asked
+					}
+					if err = errors.Join(err, g.Barrier(ctx, "told")); err != nil || left == most {
+						return fmt.Errorf("closed after %d looks: %w", left, err)
+					}
+				}
+			}
+			return errors.Join(x.Close(ctx), m.Close(ctx), g.Close(ctx))
+		})
+	}
+	require.NoError(t, ranks.Wait())
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"testing"
 
@@ -88,6 +89,15 @@ func reduceBetween(ctx context.Context, m *memory.Memory, b *reducing, in, out, 
 	}
 	if len(b.asked) != 2 {
 		return fmt.Errorf("the library was asked %d times", len(b.asked))
+	}
+	for _, c := range []memory.LibraryCollective{
+		{Count: 257, DType: "f32"}, {Count: 513, DType: "bf16"}, {Count: 129, DType: "f64"}, {Count: 1 << 62, DType: "u8"}, {Count: math.MaxInt64, DType: "f64"},
+		{Collective: "all_gather", Count: 129, DType: "f32"}, {Collective: "reduce_scatter", Count: 129, DType: "f32"}, {Collective: "all_to_all", Count: 129, DType: "f32"},
+	} {
+		c.Name, c.Op = "theirs", "sum"
+		if _, err := m.PrepareCollective(ctx, at(in, 0), at(out, 0), 1024, 1024, c); !errors.Is(err, errs.ErrInvalid) || len(b.asked) != 2 {
+			return fmt.Errorf("%d elements of %s of %q in 1024 bytes: %w", c.Count, c.DType, c.Collective, err)
+		}
 	}
 	for i, want := range []backend.AllReduce{
 		{Name: "theirs", In: in.Allocation(), Out: in.Allocation(), Count: 1024, DType: "f32", Op: "sum"},

@@ -12,7 +12,6 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
-	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
@@ -352,14 +351,14 @@ func TestHeapInATurn(t *testing.T) {
 	})
 }
 
-// TestPreparingBehindOneThatWaits: what the library has made for a call that nobody waits for any more is closed.
+// TestPreparingBehindOneThatWaits: a call that nobody waits for any more is told to the others, and no rank's library is asked for it.
 func TestPreparingBehindOneThatWaits(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		near, err := host.New(g, nil)
 		if err != nil {
 			return err
 		}
-		b := &lending{Backend: near, closed: make(chan struct{}, 1)}
+		b := &reducing{Backend: near}
 		return backendtest.WithMemory(ctx, g, b, func(m *memory.Memory) error {
 			if err := backendtest.TryWindow(ctx, m, 100); err != nil {
 				return err
@@ -369,43 +368,27 @@ func TestPreparingBehindOneThatWaits(t *testing.T) {
 				return err
 			}
 			let, end := underWay(ctx, m, "turns: preparing", meeting(ctx, m, a))
+			barrier := memory.LibraryCollective{Name: "theirs", Collective: "barrier"}
 			if g.Rank() != 0 {
-				return end()
+				err := end()
+				_, told := m.PrepareCollective(ctx, memory.Place{}, memory.Place{}, 0, 0, barrier)
+				if vote, ok := errors.AsType[*group.VoteError](told); !ok || len(vote.Failures) != 1 || vote.Failures[0].Rank != 0 || len(b.asked) != 0 {
+					err = errors.Join(err, fmt.Errorf("preparing with a rank that gave up, when the library was asked %d times: %w", len(b.asked), told))
+				}
+				return errors.Join(err, g.Barrier(ctx, "told"))
 			}
 			soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 			defer cancel()
-			p, err := m.PrepareCollective(soon, memory.Place{}, memory.Place{}, 0, 0, memory.LibraryCollective{Name: "theirs", Collective: "barrier"})
+			p, err := m.PrepareCollective(soon, memory.Place{}, memory.Place{}, 0, 0, barrier)
 			if _, ok := errors.AsType[*memory.TurnError](err); !ok || p != nil {
 				return errors.Join(fmt.Errorf("preparing behind a call that waits: %v, %w", p, err), let(), end())
 			}
-			if err := errors.Join(let(), end()); err != nil {
-				return err
+			err = errors.Join(let(), end())
+			err = errors.Join(err, m.InTurn(ctx, "behind it", func(context.Context, error) error { return nil }), g.Barrier(ctx, "told"))
+			if len(b.asked) != 0 {
+				err = errors.Join(err, errors.New("the library was asked"))
 			}
-			select {
-			case <-b.closed:
-				return nil
-			case <-ctx.Done():
-				return errors.New("what the library has made is not closed")
-			}
+			return err
 		})
 	}))
-}
-
-// lending is a backend whose library prepares collectives that tell when they are closed.
-type lending struct {
-	backend.Backend
-	closed chan struct{}
-}
-
-func (b *lending) PrepareAllReduce(context.Context, *backend.AllReduce) (backend.PreparedAllReduce, error) {
-	return &lent{b}, nil
-}
-
-type lent struct{ of *lending }
-
-func (p *lent) Enqueue(device.Stream) error { return nil }
-
-func (p *lent) Close() error {
-	p.of.closed <- struct{}{}
-	return nil
 }
