@@ -180,3 +180,16 @@ func TestNoContext(t *testing.T) {
 		return errors.Join(w.Close(ctx), m.Close(ctx))
 	}))
 }
+
+// TestNoTransfer: a transfer that PrepareTransfer did not make is refused, whatever is asked of it.
+func TestNoTransfer(t *testing.T) {
+	var none *memory.Transfer
+	for _, x := range []*memory.Transfer{none, {}} {
+		_, status := x.Status()
+		for call, err := range map[string]error{"Post": x.Post(nil), "WaitOn": x.WaitOn(nil), "Status": status, "Wait": x.Wait(t.Context()), "Close": x.Close()} {
+			if _, ok := errors.AsType[*errs.ArgumentError](err); !ok {
+				t.Errorf("%s: %v", call, err)
+			}
+		}
+	}
+}

@@ -154,11 +154,22 @@ func blockName(i int) string {
 	return fmt.Sprintf("blocks[%d]", i)
 }
 
+// made refuses a transfer that PrepareTransfer did not make.
+func (t *Transfer) made(call string) error {
+	if t == nil || t.memory == nil {
+		return errs.Invalid(call, "transfer", "the zero Transfer", "one that PrepareTransfer gave")
+	}
+	return nil
+}
+
 // Post enqueues the transfer on s: it begins when all earlier work of s has ended. Later work of s may run before the transfer has
 // ended, unless [Transfer.WaitOn] orders it. ErrInProgress if the last post has not ended, ErrClosed once memory of either side was freed. In
 // a capturing stream the post is recorded; then the streams on which the graph is launched tell when it has ended, not this object. If the stream
 // fails when some of the transfer has been enqueued, that is in progress all the same, and the error is that of the post when it has ended.
 func (t *Transfer) Post(s device.Stream) error {
+	if err := t.made("Post"); err != nil {
+		return err
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err := t.memory.checkStream("Post", s); err != nil {
@@ -191,6 +202,9 @@ func (t *Transfer) Post(s device.Stream) error {
 
 // WaitOn holds the later work of s up until the last post has ended. It returns at once. ErrNotPosted before the first post.
 func (t *Transfer) WaitOn(s device.Stream) error {
+	if err := t.made("WaitOn"); err != nil {
+		return err
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err := t.memory.checkStream("WaitOn", s); err != nil {
@@ -204,6 +218,9 @@ func (t *Transfer) WaitOn(s device.Stream) error {
 
 // Status says without waiting how far the transfer has come, and the error of its last post if that has ended in one.
 func (t *Transfer) Status() (TransferState, error) {
+	if err := t.made("Status"); err != nil {
+		return 0, err
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
@@ -216,7 +233,7 @@ func (t *Transfer) Status() (TransferState, error) {
 // Wait blocks until the last post has ended, or ctx has, and returns its error. ErrNotPosted before the first post and for
 // posts that were recorded in a graph.
 func (t *Transfer) Wait(ctx context.Context) error {
-	if err := errs.Given("Wait", "ctx", ctx, "a context"); err != nil {
+	if err := errors.Join(t.made("Wait"), errs.Given("Wait", "ctx", ctx, "a context")); err != nil {
 		return err
 	}
 	t.mu.Lock()
@@ -239,6 +256,9 @@ func (t *Transfer) Wait(ctx context.Context) error {
 
 // Close releases the transfer. ErrInProgress, and nothing is closed, while a post is under way; twice is ErrClosed.
 func (t *Transfer) Close() error {
+	if err := t.made("Close"); err != nil {
+		return err
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
