@@ -193,3 +193,25 @@ func TestNoTransfer(t *testing.T) {
 		}
 	}
 }
+
+// TestNoMemory: a memory that New did not make is refused, whatever is asked of it.
+func TestNoMemory(t *testing.T) {
+	ctx := t.Context()
+	failure := func(_ any, err error) error { return err }
+	var none *memory.Memory
+	for _, m := range []*memory.Memory{none, {}} {
+		for call, err := range map[string]error{
+			"Err": m.Err(), "Closed": m.Closed(), "Allocate": failure(m.Allocate(ctx, 1, "")), "Register": failure(m.Register(ctx, 1, 1, "")),
+			"Rendezvous": failure(m.Rendezvous(ctx, nil, memory.Record{})), "Free": m.Free(ctx, nil), "Close": m.Close(ctx), "NewHeap": failure(m.NewHeap(ctx, 1)),
+			"NewWorkspace": failure(m.NewWorkspace(ctx, memory.WorkspaceRequest{Bytes: 1})), "TrimWorkspace": m.TrimWorkspace(ctx), "InTurn": m.InTurn(ctx, "", nil),
+			"EnableMulticast": m.EnableMulticast(ctx, nil, nil), "PrepareTransfer": failure(m.PrepareTransfer(backend.Read, 0, nil)),
+			"PrepareAllReduce": failure(m.PrepareAllReduce(ctx, "", memory.Place{}, memory.Place{}, 1, 1, "u8", "sum")), "NewWorkCopies": failure(m.NewWorkCopies()),
+			"Copy": m.Copy(nil, backend.Read, 0, nil, 0, 0, 0), "PutSignal": m.PutSignal(nil, 0, nil, 0, 0, 0, 0), "PutSignalWait": m.PutSignalWait(nil, 0, nil, 0, 0, 0, 0, 0),
+			"Signal": m.Signal(nil, 0, 0), "Wait": m.Wait(nil, 0, 0), "Barrier": m.Barrier(nil, 0),
+		} {
+			if bad, ok := errors.AsType[*errs.ArgumentError](err); !ok || bad.Arg != "memory" {
+				t.Errorf("%s: %v", call, err)
+			}
+		}
+	}
+}

@@ -111,6 +111,9 @@ const heapName = "heap"
 // ErrMismatch on every rank; bytes that are not positive are ErrInvalid, and where some rank lacks the memory, or cannot make it reachable, every
 // rank gets an error that names it (ErrNoMemory, ErrNotReachable). Nothing is left then. Its other errors are those of collective calls. Close the heap.
 func (m *Memory) NewHeap(ctx context.Context, bytes int64) (*Heap, error) {
+	if err := m.made("NewHeap"); err != nil {
+		return nil, err
+	}
 	if err := errs.Given("NewHeap", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}

@@ -35,6 +35,9 @@ type LibraryCall = backend.Call
 // PrepareCollective is PrepareAllReduce for any collective of a library: c says which, without its operands, of which the input is inBytes at in, and
 // the output outBytes at out. A "barrier" has none, and nor have collectives in parts, whose calls bring their own.
 func (m *Memory) PrepareCollective(ctx context.Context, in, out Place, inBytes, outBytes int64, c LibraryCollective) (backend.PreparedAllReduce, error) {
+	if err := m.made("PrepareCollective"); err != nil {
+		return nil, err
+	}
 	call := "PrepareAllReduce"
 	what := "all-reduce"
 	if c.Collective != "" {

@@ -145,6 +145,14 @@ func New(b backend.Backend, g *group.Group, opts *Options) *Memory {
 	return m
 }
 
+// made refuses a memory that New did not make.
+func (m *Memory) made(call string) error {
+	if m == nil || m.group == nil {
+		return errs.Invalid(call, "memory", "the zero Memory", "one that New gave")
+	}
+	return nil
+}
+
 // Backend is the backend below.
 func (m *Memory) Backend() backend.Backend { return m.backend }
 
@@ -208,6 +216,9 @@ func (m *Memory) Oversubscribed() bool { return m.oversubscribed }
 
 // Err is nil as long as the memory can be used: otherwise ErrClosed or the group's error (ErrPeerLost). It is cheap.
 func (m *Memory) Err() error {
+	if err := m.made("using symmetric memory"); err != nil {
+		return err
+	}
 	if err := m.Closed(); err != nil {
 		return err
 	}
@@ -216,6 +227,9 @@ func (m *Memory) Err() error {
 
 // Closed is ErrClosed once Close was called, and nil before, whatever has become of the group. It is cheap.
 func (m *Memory) Closed() error {
+	if err := m.made("using symmetric memory"); err != nil {
+		return err
+	}
 	if m.closed.Load() {
 		return fmt.Errorf("symmetric memory of rank %d: %w", m.group.Rank(), errs.ErrClosed)
 	}
@@ -237,6 +251,9 @@ func (m *Memory) kept() error {
 // It is local, except over a backend whose capabilities say CollectiveAllocate. There it is collective: the sizes are compared first, and
 // a difference is ErrMismatch on every rank.
 func (m *Memory) Allocate(ctx context.Context, bytes int64, name string) (backend.Allocation, error) {
+	if err := m.made("Allocate"); err != nil {
+		return nil, err
+	}
 	if err := errs.Given("Allocate", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
@@ -299,6 +316,9 @@ func (m *Memory) allocateNow(ctx context.Context, bytes int64, name, place strin
 // backend that adopts none; ErrInvalid for memory that it cannot adopt, as the backend's Register says; ErrClosed or ErrPeerLost if
 // the memory cannot be used any more.
 func (m *Memory) Register(ctx context.Context, p device.Ptr, bytes int64, name string) (backend.Allocation, error) {
+	if err := m.made("Register"); err != nil {
+		return nil, err
+	}
 	if err := errs.Given("Register", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
@@ -347,6 +367,9 @@ func (m *Memory) record(kind, name string, r *Record) *Record {
 // condition of its backend (ErrNoMemory, ErrNotReachable, ErrUnsupported), and it can be tried again. Where a rank gives it up half way, over a backend that
 // moves data itself, all wait up to 5 seconds for the others, so that nobody writes to what is freed next. Its other errors are those of collective calls.
 func (m *Memory) Rendezvous(ctx context.Context, a backend.Allocation, what Record) (*Window, error) {
+	if err := m.made("Rendezvous"); err != nil {
+		return nil, err
+	}
 	if err := errs.Given("Rendezvous", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
@@ -428,6 +451,9 @@ func (m *Memory) leaveMapping(ctx context.Context, failed error) {
 // the device still works, or before an earlier collective call has ended, the memory is kept on this rank, and Free can be called again; it has waited up to
 // 5 seconds for the others then, to tell them. If a peer is lost, this rank's memory is released and the error is ErrPeerLost. Freeing twice is ErrClosed, and so is freeing what has a window after Close, even if that has kept it.
 func (m *Memory) Free(ctx context.Context, a backend.Allocation) error {
+	if err := m.made("Free"); err != nil {
+		return err
+	}
 	if err := errors.Join(errs.Given("Free", "ctx", ctx, "a context"), errs.Given("Free", "allocation", a, "one that Allocate or Register gave")); err != nil {
 		return err
 	}
@@ -587,6 +613,9 @@ func (m *Memory) release(ctx context.Context, e *entry) error {
 // up. If ctx ends while this rank's device still works, or before an earlier call that allocates, frees or is collective has ended, nothing is released on this
 // rank, and Close can be called again, as after Free; [Memory.Busy] reports that. Closing twice is ErrClosed.
 func (m *Memory) Close(ctx context.Context) error {
+	if err := m.made("Close"); err != nil {
+		return err
+	}
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return err
 	}

@@ -18,6 +18,9 @@ import (
 // says why there can be none. After ErrNoMemory (all objects are taken, or there is no memory to map one) and ErrUnavailable (the
 // machine's multicast is not ready) it may be asked for again. The condition is the same on every rank.
 func (m *Memory) EnableMulticast(ctx context.Context, w *Window, failure error) error {
+	if err := m.made("EnableMulticast"); err != nil {
+		return err
+	}
 	if err := errs.Given("EnableMulticast", "ctx", ctx, "a context"); err != nil {
 		return err
 	}

@@ -116,6 +116,9 @@ func (m *Memory) signalsOn(ctx context.Context, pad *Workspace, offset int64, ch
 // be under way. It never blocks. ErrNoRendezvous before the first rendezvous of the memory; ErrInvalid for a channel or a peer that does not
 // exist, or a stream of another device; ErrNotReachable for a peer on another host, over a backend that has signals on one host only ([Memory.CanSignal]).
 func (m *Memory) Signal(s device.Stream, peer, channel int) error {
+	if err := m.made("Signal"); err != nil {
+		return err
+	}
 	sig, err := m.signalsFor("Signal", s, peer, channel)
 	if err != nil {
 		return err
@@ -128,6 +131,9 @@ func (m *Memory) Signal(s device.Stream, peer, channel int) error {
 // timeout. After that, or when peer is lost, the next Synchronize of the stream returns a [*device.WaitError]. Its own errors are those of
 // [Memory.Signal].
 func (m *Memory) Wait(s device.Stream, peer, channel int) error {
+	if err := m.made("Wait"); err != nil {
+		return err
+	}
 	sig, err := m.signalsFor("Wait", s, peer, channel)
 	if err != nil {
 		return err
@@ -140,6 +146,9 @@ func (m *Memory) Wait(s device.Stream, peer, channel int) error {
 // count on that channel. What any rank's stream wrote before it is visible to all after it. It is bounded as Wait is and has the same
 // errors; if any peer is not reachable, it is. Its counters are not those of Signal.
 func (m *Memory) Barrier(s device.Stream, channel int) error {
+	if err := m.made("Barrier"); err != nil {
+		return err
+	}
 	sig, err := m.signalsFor("Barrier", s, m.group.Rank(), channel)
 	if err != nil {
 		return err

@@ -68,6 +68,9 @@ type Transfer struct {
 // one allocation of this memory; ErrNoRendezvous if a block has no window; ErrInvalid for an empty list, a negative size, a range outside
 // of a window, another memory's window, or an op or a peer that does not exist; ErrClosed once memory of either side was freed.
 func (m *Memory) PrepareTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*Transfer, error) {
+	if err := m.made("PrepareTransfer"); err != nil {
+		return nil, err
+	}
 	return m.prepareTransfer(op, peer, true, blocks)
 }
 
@@ -587,6 +590,9 @@ func (t *workTransfer) Done() (bool, error) {
 // PutSignal is Copy to the peer with Signal behind it: when peer has waited for the signal, it sees the data. What either refuses it
 // refuses, and enqueues nothing then.
 func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, local device.Ptr, bytes int64, channel int) error {
+	if err := m.made("PutSignal"); err != nil {
+		return err
+	}
 	return m.putSignal("PutSignal", s, peer, w, offset, local, bytes, channel, nobody)
 }
 
@@ -594,6 +600,9 @@ func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, l
 // threads that stay on the device until the signal has come, for up to 64 KiB between GPUs whose memory has addresses on each other, and else
 // what the two calls are. What either refuses it refuses, and enqueues nothing then; it is bounded as they are.
 func (m *Memory) PutSignalWait(s device.Stream, peer int, w *Window, offset int64, local device.Ptr, bytes int64, from, channel int) error {
+	if err := m.made("PutSignalWait"); err != nil {
+		return err
+	}
 	const call = "PutSignalWait"
 	if err := m.checkStream(call, s); err != nil {
 		return err
@@ -651,6 +660,9 @@ func (m *Memory) putSignal(call string, s device.Stream, peer int, w *Window, of
 // of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it. What is freed on
 // either side is ErrClosed, or ErrNotSymmetric if nothing else is at local.
 func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64) error {
+	if err := m.made("Copy"); err != nil {
+		return err
+	}
 	return m.copy(s, op, peer, w, offset, local, bytes, func(to, from device.Ptr) error { return s.Copy(to, from, bytes) })
 }
 

@@ -136,6 +136,9 @@ func (t *turn) doAt(ctx context.Context, what string, call func(ctx context.Cont
 // If ctx ends before then, InTurn returns a [*TurnError] at once. Its place is kept: when it comes, call is called on another goroutine with that error as gaveUp, nil otherwise, and has to come
 // to the first of its steps that the other ranks are in, with gaveUp as this rank's failure. Calls of the memory do so themselves. InTurn in a call of InTurn is part of that.
 func (m *Memory) InTurn(ctx context.Context, what string, call func(ctx context.Context, gaveUp error) error) error {
+	if err := m.made("InTurn"); err != nil {
+		return err
+	}
 	if err := errs.Given("InTurn", "ctx", ctx, "a context"); err != nil {
 		return err
 	}

@@ -29,6 +29,9 @@ type WorkCopies struct {
 
 // NewWorkCopies prepares copies. Local. ErrUnsupported on a device whose work of the CPU cannot copy. Close it.
 func (m *Memory) NewWorkCopies() (_ *WorkCopies, err error) {
+	if err := m.made("NewWorkCopies"); err != nil {
+		return nil, err
+	}
 	c := &WorkCopies{memory: m}
 	if hm, ok := m.device.(device.HostMemory); ok {
 		c.host = hm

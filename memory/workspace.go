@@ -96,6 +96,9 @@ type WorkspaceOffer struct {
 // rank. If the memory has not enough for it and cannot get more, every rank gets a [*WorkspaceError]. What is closed stays with the memory
 // for later workspaces; see [Memory.TrimWorkspace].
 func (m *Memory) NewWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspace, error) {
+	if err := m.made("NewWorkspace"); err != nil {
+		return nil, err
+	}
 	if err := errs.Given("NewWorkspace", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
@@ -228,6 +231,9 @@ func (b *workspaceBlk) unused() bool {
 // a block it does nothing, and ranks do not wait for each other. Call it when nothing that used the workspaces is left. Its errors are
 // those of [Memory.Free]; after one, no rank uses the block any more, and it is released when the memory is closed.
 func (m *Memory) TrimWorkspace(ctx context.Context) error {
+	if err := m.made("TrimWorkspace"); err != nil {
+		return err
+	}
 	if err := errs.Given("TrimWorkspace", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
