@@ -10,6 +10,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nixl"
 )
@@ -64,7 +65,12 @@ func (b *Backend) newFlags(ctx context.Context, count int) (*flags, error) {
 	f := &flags{backend: b}
 	_, err := f.meet(ctx, f.make(count))
 	if voted := b.group.Vote(ctx, "flags", err); voted != nil {
-		return nil, errors.Join(fmt.Errorf("making %d flags: %w", count, voted), f.Close())
+		voted = fmt.Errorf("making %d flags: %w", count, voted)
+		if _, agreed := errors.AsType[*group.VoteError](voted); !agreed && err == nil {
+			b.node.keep(f) // the others may have been told that all have theirs, and write to it
+			return nil, voted
+		}
+		return nil, errors.Join(voted, f.Close())
 	}
 	return f, nil
 }
