@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
@@ -81,15 +82,20 @@ func layOut(params [][]byte) (block []byte, at []int) {
 		at = append(at, total)
 		total += (len(p) + paramAlign - 1) / paramAlign * paramAlign
 	}
-	if total == 0 {
-		return nil, nil
-	}
-	block = make([]byte, total+paramAlign-1)
-	block = block[-uintptr(unsafe.Pointer(&block[0]))%paramAlign:][:total]
+	block = newBlock(total)
 	for i, p := range params {
 		copy(block[at[i]:], p)
 	}
 	return block, at
+}
+
+// newBlock makes memory for parameters.
+func newBlock(bytes int) []byte {
+	if bytes == 0 {
+		return nil
+	}
+	block := make([]byte, bytes+paramAlign-1)
+	return block[-uintptr(unsafe.Pointer(&block[0]))%paramAlign:][:bytes]
 }
 
 // checkBlock refuses blocks that the kernel cannot have.
@@ -207,7 +213,9 @@ func (f *Function) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 		function: f,
 		call:     "Launch of " + f.name,
 		block:    block,
+		at:       at,
 		config:   cu.LaunchConfig{Grid: l.Grid, Block: l.Block, SharedBytes: l.SharedBytes},
+		overlap:  l.Overlap && d.limits.capability >= 90,
 		fault:    fault,
 		cellOf:   cellOf,
 		cellAt:   cellAt,
@@ -217,14 +225,7 @@ func (f *Function) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 			w.named.Store(true)
 		}
 	}
-	for _, at := range at {
-		p.params = append(p.params, unsafe.Pointer(&block[at]))
-	}
-	if l.Overlap && d.limits.capability >= 90 {
-		p.attr = cu.LaunchAttribute{ID: cu.LaunchProgrammaticStreamSerialization}
-		p.attr.Value[0] = 1
-		p.config.Attrs, p.config.NumAttrs = &p.attr, 1
-	}
+	p.free = append(p.free, p.newArguments())
 	return p, nil
 }
 
@@ -241,27 +242,69 @@ func (d *Device) faultWord(call, arg string, w device.FaultWord) (*FaultWord, er
 }
 
 // PreparedLaunch is a launch that can be enqueued many times. It implements [device.PreparedLaunch].
-//
-// What the driver reads (the configuration, the array of pointers to the parameters, and the block that they are in) is part of this object
-// or held by it, in memory that does not move: the collector leaves heap objects where they are, and the call keeps this one alive. The
-// driver has copied the parameters when its call returns, so the next launch may write the block.
 type PreparedLaunch struct {
 	function *Function
 	call     string     // what errors call it: "Launch of" and the kernel
 	fault    *FaultWord // that the kernel writes, or nil
 	cellOf   *FaultWord // of the cells that it writes, or nil
 	cellAt   int        // where in the block a cell's address goes
+	block    []byte     // the parameters, as layOut has them
+	at       []int      // where in the block each of them is
+	config   cu.LaunchConfig
+	overlap  bool
 
-	mu     sync.Mutex // taken before that of a stream
-	closed bool
-	block  []byte           // the parameters, as layOut has them
-	params []unsafe.Pointer // to each of them, in block
+	closed atomic.Bool
+	life   sync.RWMutex // held for reading while it is launched, which Close waits for; taken before the lock of a stream
+
+	mu   sync.Mutex // never held while the driver is called, which may wait for room in a stream's queue
+	free []*arguments
+}
+
+// arguments are what the driver reads of one launch: the configuration, the array of pointers to the parameters, and the block that they are in. They are in memory
+// that does not move: the collector leaves heap objects where they are, and the call keeps these alive. The driver has copied the parameters when its call returns, so
+// that the next launch may have them. There are as many as launches were made at the same time.
+type arguments struct {
+	block  []byte
+	params []unsafe.Pointer // to each parameter, in block
 	config cu.LaunchConfig
 	attr   cu.LaunchAttribute
 }
 
-// Launch enqueues the kernel on s, or records it, and returns at once; when the driver's queue is full, it waits for room. It
-// allocates nothing.
+func (p *PreparedLaunch) newArguments() *arguments {
+	a := &arguments{block: newBlock(len(p.block)), config: p.config}
+	copy(a.block, p.block)
+	for _, at := range p.at {
+		a.params = append(a.params, unsafe.Pointer(&a.block[at]))
+	}
+	if p.overlap {
+		a.attr = cu.LaunchAttribute{ID: cu.LaunchProgrammaticStreamSerialization}
+		a.attr.Value[0] = 1
+		a.config.Attrs, a.config.NumAttrs = &a.attr, 1
+	}
+	return a
+}
+
+// take takes arguments that no launch has, and give gives them back.
+func (p *PreparedLaunch) take() *arguments {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := len(p.free)
+	if n == 0 {
+		return p.newArguments()
+	}
+	a := p.free[n-1]
+	p.free = p.free[:n-1]
+	return a
+}
+
+func (p *PreparedLaunch) give(a *arguments) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.free = append(p.free, a)
+}
+
+// Launch enqueues the kernel on s, or records it, and returns at once; when the driver's queue of s is full, it waits for room, which holds up none on
+// other streams. It allocates nothing, unless another launch of it is being made at the same time.
 func (p *PreparedLaunch) Launch(s device.Stream) error {
 	call := p.call
 	st, ok := s.(*Stream)
@@ -272,25 +315,30 @@ func (p *PreparedLaunch) Launch(s device.Stream) error {
 	if st.dev != d {
 		return errs.Invalid(call, "s", st.dev.uuid, "a stream of the device that the kernel was loaded on")
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
+	if p.closed.Load() { // one that waits in Close must not keep this waiting
+		return closed(call, "launch")
+	}
+	p.life.RLock()
+	defer p.life.RUnlock()
+	if p.closed.Load() {
 		return closed(call, "launch")
 	}
 	if p.function.module.closed.Load() {
 		return closed(call, "module")
 	}
+	a := p.take()
+	defer p.give(a)
 	noted := false
 	var refused error
 	err := st.enqueue(call, "cuLaunchKernelEx", func() cu.Result {
 		if !noted { // this may be called twice
-			if refused = p.note(st); refused != nil {
+			if refused = p.note(st, a); refused != nil {
 				return cu.Success
 			}
 			noted = true
 		}
-		p.config.Stream = st.handle
-		return d.drv.LaunchKernelEx(&p.config, p.function.handle, unsafe.SliceData(p.params), nil)
+		a.config.Stream = st.handle
+		return d.drv.LaunchKernelEx(&a.config, p.function.handle, unsafe.SliceData(a.params), nil)
 	})
 	if refused != nil {
 		return fmt.Errorf("%s: %w", call, refused)
@@ -298,8 +346,8 @@ func (p *PreparedLaunch) Launch(s device.Stream) error {
 	return err
 }
 
-// note sees to it that a failure of the launch that is to follow is told by the streams that it concerns. Both are locked.
-func (p *PreparedLaunch) note(s *Stream) error {
+// note sees to it that a failure of the launch that is to follow is told by the streams that it concerns. The stream is locked.
+func (p *PreparedLaunch) note(s *Stream, a *arguments) error {
 	c := s.recording()
 	switch {
 	case p.fault == nil:
@@ -321,18 +369,17 @@ func (p *PreparedLaunch) note(s *Stream) error {
 	if err != nil {
 		return err
 	}
-	binary.NativeEndian.PutUint64(p.block[p.cellAt:], uint64(cell.at))
+	binary.NativeEndian.PutUint64(a.block[p.cellAt:], uint64(cell.at))
 	return nil
 }
 
 // Close releases the launch. Launches already enqueued still run. Twice is ErrClosed.
 func (p *PreparedLaunch) Close() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
+	if p.closed.Swap(true) {
 		return closed("Close", "launch")
 	}
-	p.closed = true
-	p.block, p.params = nil, nil
+	p.life.Lock()
+	defer p.life.Unlock()
+	p.block, p.free = nil, nil
 	return nil
 }

@@ -2,6 +2,7 @@ package cuda_test
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -9,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/assert"
@@ -316,6 +318,47 @@ func TestParametersDuringTheCall(t *testing.T) {
 	closeInTheEnd(t, d)
 	launchAtTheSameTime(t, d)
 	assert.Zero(t, changed.Load())
+}
+
+// TestLaunchThatWaitsForRoom: a launch that waits for room in the queue of its stream holds up none of the same kernel on another stream, for which what makes the room may wait. Closing it waits.
+func TestLaunchThatWaitsForRoom(t *testing.T) {
+	drv := newFake(1).driver()
+	launch := drv.LaunchKernelEx
+	var full atomic.Uintptr // the stream that has no room
+	came, room := make(chan struct{}), make(chan struct{})
+	drv.LaunchKernelEx = func(c *cu.LaunchConfig, f cu.FunctionHandle, params, extra *unsafe.Pointer) cu.Result {
+		if uintptr(c.Stream) == full.Load() {
+			came <- struct{}{}
+			<-room
+		}
+		return launch(c, f, params, extra)
+	}
+	d, err := cuda.Open(&cuda.Options{Driver: drv})
+	require.NoError(t, err)
+	closeInTheEnd(t, d)
+	makeRoom := sync.OnceFunc(func() { full.Store(0); close(room) })
+	l := reports(t, d, newFault(t, d), 5)
+	first, second := newStream(t, d), newStream(t, d)
+	t.Cleanup(makeRoom) // the first that is cleaned up
+	full.Store(first.Handle())
+	held, other, closes := make(chan error, 1), make(chan error, 1), make(chan error, 1)
+	go func() { held <- l.Launch(first) }()
+	<-came
+	go func() { other <- l.Launch(second) }()
+	select {
+	case err := <-other:
+		assert.NoError(t, err)
+	case <-time.After(10 * time.Second):
+		require.Fail(t, "a launch on another stream waits, too")
+	}
+	go func() { closes <- l.Close() }()
+	require.Eventually(t, func() bool { return errors.Is(l.Launch(second), errs.ErrClosed) }, 10*time.Second, time.Millisecond, "what is being closed is launched")
+	assert.Empty(t, closes, "it is closed while it is launched")
+	makeRoom()
+	require.NoError(t, <-held)
+	require.NoError(t, <-closes)
+	told(t, first, 5, "")
+	told(t, second, 5, "")
 }
 
 func launchAtTheSameTime(t *testing.T, d *cuda.Device) {
