@@ -177,9 +177,11 @@ func underLimit(t *testing.T, name string, resource int) {
 			}
 			limit.Cur += used * uint64(os.Getpagesize())
 		}
-		if err := unix.Setrlimit(resource, &limit); err != nil {
+		var before unix.Rlimit
+		if err := errors.Join(unix.Getrlimit(resource, &before), unix.Setrlimit(resource, &limit)); err != nil {
 			return err
 		}
+		defer func() { _ = unix.Setrlimit(resource, &before) }() // for what a test binary does in the end, as writing what it has counted
 		_, err = b.Allocate(ctx, asked)
 		if !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), strconv.Itoa(asked)) ||
 			!strings.Contains(err.Error(), name) {
