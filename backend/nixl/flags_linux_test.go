@@ -39,9 +39,12 @@ func silenced(t *testing.T, to string, held *sync.Mutex) string {
 					n, err := from.Read(b)
 					if wait {
 						held.Lock()
-						held.Unlock() //nolint:staticcheck // it is only waited for
 					}
-					if _, failed := to.Write(b[:n]); err != nil || failed != nil {
+					_, failed := to.Write(b[:n])
+					if wait {
+						held.Unlock()
+					}
+					if err != nil || failed != nil {
 						_, _ = to.Close(), from.Close()
 						return
 					}
