@@ -9,7 +9,6 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
-	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
@@ -19,34 +18,22 @@ import (
 // TestFreeWhileCopying: one goroutine copies and posts transfers again and again while another frees the local side. What was enqueued
 // works on memory that is there, and what comes later is refused.
 func TestFreeWhileCopying(t *testing.T) {
-	for _, far := range []bool{false, true} {
-		t.Run(fmt.Sprintf("far=%t", far), func(t *testing.T) {
-			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-				b, err := host.New(g, nil)
+	nearAndFar(t, 2, func(ctx context.Context, g *group.Group, b backend.Backend) error {
+		return backendtest.WithMemory(ctx, g, b, func(m *memory.Memory) error {
+			return backendtest.WithWindow(ctx, m, 1<<16, func(w *memory.Window) error {
+				s, err := m.Device().NewStream()
 				if err != nil {
 					return err
 				}
-				var opened backend.Backend = b
-				if far {
-					opened = backendtest.Far(b, g, nil)
+				for range 15 {
+					if err := freeWhileCopying(ctx, m, w, s); err != nil {
+						return errors.Join(err, s.Close())
+					}
 				}
-				return backendtest.WithMemory(ctx, g, opened, func(m *memory.Memory) error {
-					return backendtest.WithWindow(ctx, m, 1<<16, func(w *memory.Window) error {
-						s, err := m.Device().NewStream()
-						if err != nil {
-							return err
-						}
-						for range 15 {
-							if err := freeWhileCopying(ctx, m, w, s); err != nil {
-								return errors.Join(err, s.Close())
-							}
-						}
-						return s.Close()
-					})
-				})
-			}))
+				return s.Close()
+			})
 		})
-	}
+	})
 }
 
 func freeWhileCopying(ctx context.Context, m *memory.Memory, w *memory.Window, s device.Stream) error {

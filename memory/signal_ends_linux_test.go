@@ -8,7 +8,6 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
-	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
@@ -19,21 +18,9 @@ import (
 // TestSignalsThatAreRefused: a plan's signals are enqueued on streams of their device and on channels that there are, and not once they were closed, which
 // they are once.
 func TestSignalsThatAreRefused(t *testing.T) {
-	for _, far := range []bool{false, true} {
-		t.Run(fmt.Sprintf("far=%t", far), func(t *testing.T) {
-			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-				near, err := host.New(g, nil)
-				if err != nil {
-					return err
-				}
-				var b backend.Backend = near
-				if far {
-					b = backendtest.Far(near, g, nil)
-				}
-				return backendtest.WithMemory(ctx, g, b, func(m *memory.Memory) error { return signalsThatAreRefused(ctx, m) })
-			}))
-		})
-	}
+	nearAndFar(t, 2, func(ctx context.Context, g *group.Group, b backend.Backend) error {
+		return backendtest.WithMemory(ctx, g, b, func(m *memory.Memory) error { return signalsThatAreRefused(ctx, m) })
+	})
 }
 
 func signalsThatAreRefused(ctx context.Context, m *memory.Memory) error {

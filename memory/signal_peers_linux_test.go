@@ -17,33 +17,40 @@ import (
 	"github.com/symmem/symmem/memory"
 )
 
-// TestSignalsForSome: signals of a channel that is for some of the peers go to them, and are waited for from them, only; a put to another is refused, and so
-// are ranks that there are not. A plan that has failed is told of it also by a wait for nobody.
-func TestSignalsForSome(t *testing.T) {
+// nearAndFar runs f on so many ranks with memory that has addresses on the others, and then with memory that has none there.
+func nearAndFar(t *testing.T, ranks int, f func(ctx context.Context, g *group.Group, b backend.Backend) error) {
+	t.Helper()
 	for _, far := range []bool{false, true} {
 		t.Run(fmt.Sprintf("far=%t", far), func(t *testing.T) {
-			backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+			backendtest.RequireAll(t, backendtest.OnRanks(t, ranks, nil, func(ctx context.Context, g *group.Group) error {
 				near, err := host.New(g, nil)
 				if err != nil {
 					return err
 				}
-				var b backend.Backend = near
 				if far {
-					b = backendtest.Far(near, g, nil)
+					return f(ctx, g, backendtest.Far(near, g, nil))
 				}
-				m := memory.New(b, g, nil)
-				s, err := m.Device().NewStream()
-				if err != nil {
-					return err
-				}
-				err = signalsForSome(ctx, m, s)
-				if err != nil {
-					g.Abort("the test has failed")
-				}
-				return errors.Join(err, s.Close(), m.Close(ctx))
+				return f(ctx, g, near)
 			}))
 		})
 	}
+}
+
+// TestSignalsForSome: signals of a channel that is for some of the peers go to them, and are waited for from them, only; a put to another is refused, and so
+// are ranks that there are not. A plan that has failed is told of it also by a wait for nobody.
+func TestSignalsForSome(t *testing.T) {
+	nearAndFar(t, 3, func(ctx context.Context, g *group.Group, b backend.Backend) error {
+		m := memory.New(b, g, nil)
+		s, err := m.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		err = signalsForSome(ctx, m, s)
+		if err != nil {
+			g.Abort("the test has failed")
+		}
+		return errors.Join(err, s.Close(), m.Close(ctx))
+	})
 }
 
 func signalsForSome(ctx context.Context, m *memory.Memory, s device.Stream) error {

@@ -211,15 +211,21 @@ func graphInAGraphAwaitsLaunchesOnForks(t *testing.T, h Harness) {
 		require.NoError(t, fork.Record(joined))
 		require.NoError(t, origin.WaitEvent(joined))
 	})
-	require.NoError(t, outer.Launch(other))
+	awaitsTheFirst(t, g, &c, outer, other)
+	synchronize(t, fork)
+}
+
+// awaitsTheFirst launches outer, in which a graph is that counts its runs and whose first launch the gate holds: the second waits for that.
+func awaitsTheFirst(t *testing.T, g *gate, c *counter, outer device.Graph, s device.Stream) {
+	t.Helper()
+	require.NoError(t, outer.Launch(s))
 	short, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	assert.ErrorIs(t, other.Synchronize(short), context.DeadlineExceeded)
+	assert.ErrorIs(t, s.Synchronize(short), context.DeadlineExceeded)
 	assert.Zero(t, c.runs.Load(), "launches of a graph do not overlap")
 	g.open(t)
-	synchronize(t, other)
+	synchronize(t, s)
 	assert.EqualValues(t, 2, c.runs.Load())
-	synchronize(t, fork)
 }
 
 // The graph becomes part of another one while the stream of its launch is being closed.
@@ -239,14 +245,7 @@ func graphInAGraphAwaitsLaunchesOnClosedStreams(t *testing.T, h Harness) {
 		return errors.Is(err, device.ErrClosed)
 	}, patience, time.Millisecond)
 	outer := capture(t, origin, func() { require.NoError(t, inner.Launch(origin)) })
-	require.NoError(t, outer.Launch(other))
-	short, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-	defer cancel()
-	assert.ErrorIs(t, other.Synchronize(short), context.DeadlineExceeded)
-	assert.Zero(t, c.runs.Load(), "launches of a graph do not overlap")
-	g.open(t)
-	synchronize(t, other)
-	assert.EqualValues(t, 2, c.runs.Load())
+	awaitsTheFirst(t, g, &c, outer, other)
 	require.NoError(t, <-closed)
 }
 

@@ -90,7 +90,8 @@ func line(r *measure.Row) string {
 			name += " " + r.Algorithm
 		}
 		return fmt.Sprintf("%s, %d ranks, %s", name, r.Ranks, r.Mode)
-	case measure.Put, measure.Get, measure.PutSignal, measure.PutSignalWait:
+	}
+	if transfers(r.Kind) {
 		return fmt.Sprintf("%s %s, %d ranks", r.Backend, r.Kind, r.Ranks)
 	}
 	return ""
