@@ -99,6 +99,36 @@ func TestStoreKeeps(t *testing.T) {
 	})
 }
 
+// TestStoreTakenFromBusyOwner: a store is taken over while its owner makes one change after the other, and at once.
+func TestStoreTakenFromBusyOwner(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, url string) {
+		ctx := testContext(t)
+		name := uniqueJob()
+		change := [][]durable.Change{{{Key: "k", Value: []byte("x")}}}
+		var before chan error // how the owner before ended
+		for range 20 {        // to fall between two changes each time would be luck
+			owner := openStore(t, url, name, time.Minute)
+			if before != nil {
+				requireCondition(t, <-before, durable.Replaced)
+			}
+			ended, at := make(chan error, 1), make(chan struct{})
+			go func() {
+				err := owner.Commit(ctx, change)
+				close(at)
+				for err == nil {
+					err = owner.Commit(ctx, change)
+				}
+				ended <- err
+			}()
+			<-at
+			before = ended
+		}
+		openStore(t, url, name, time.Minute)
+		requireCondition(t, <-before, durable.Replaced)
+	})
+}
+
 // TestManyLongValuesAtOnce: more long values end together than etcd takes operations in one transaction, and leave nothing behind.
 func TestManyLongValuesAtOnce(t *testing.T) {
 	t.Parallel() // it waits for etcd, most of the time

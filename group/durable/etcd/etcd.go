@@ -34,6 +34,7 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -198,6 +199,17 @@ func certificates(cacert, cert, key string) (*tls.Config, error) {
 	return c, nil
 }
 
+// ownedBy is the condition that the place has the owner of kv still, however many changes that one makes meanwhile: a service with much to do can be
+// replaced too.
+func (s *store) ownedBy(kv *mvccpb.KeyValue) []clientv3.Cmp {
+	owner, _, marked := strings.Cut(string(kv.Value), "/")
+	if !marked { // nothing of this package has made it
+		return []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(s.ownerKey()), "=", kv.ModRevision)}
+	}
+	value := clientv3.Value(s.ownerKey())
+	return []clientv3.Cmp{clientv3.Compare(value, ">", owner+"/"), clientv3.Compare(value, "<", owner+string('/'+1))}
+}
+
 // take makes this process the one that may change the place, and keeps the job's lease alive: that of the service before, or a new one.
 func (s *store) take(ctx context.Context, ttl time.Duration) error {
 	return s.retry(ctx, func(ctx context.Context) error {
@@ -206,9 +218,10 @@ func (s *store) take(ctx context.Context, ttl time.Duration) error {
 			return err
 		}
 		s.lease = clientv3.NoLease
-		revision := int64(0)
+		same := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(s.ownerKey()), "=", 0)}
 		if len(found.Kvs) > 0 {
-			s.lease, revision = clientv3.LeaseID(found.Kvs[0].Lease), found.Kvs[0].ModRevision
+			kv := found.Kvs[0]
+			s.lease, same = clientv3.LeaseID(kv.Lease), s.ownedBy(kv)
 		}
 		if s.lease != clientv3.NoLease {
 			if _, err := s.client.KeepAliveOnce(ctx, s.lease); errors.Is(err, rpctypes.ErrLeaseNotFound) {
@@ -224,8 +237,8 @@ func (s *store) take(ctx context.Context, ttl time.Duration) error {
 			}
 			s.lease = granted.ID
 		}
-		// An attempt that was given up may come through later: it finds another revision then.
-		owned, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(s.ownerKey()), "=", revision)).
+		// An attempt that was given up may come through later: it finds another owner then.
+		owned, err := s.client.Txn(ctx).If(same...).
 			Then(clientv3.OpPut(s.ownerKey(), s.mark(0), clientv3.WithLease(s.lease))).Commit()
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
