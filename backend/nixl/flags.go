@@ -65,14 +65,24 @@ func (b *Backend) newFlags(ctx context.Context, count int) (*flags, error) {
 	f := &flags{backend: b}
 	_, err := f.meet(ctx, f.make(count))
 	if voted := b.group.Vote(ctx, "flags", err); voted != nil {
-		voted = fmt.Errorf("making %d flags: %w", count, voted)
-		if _, agreed := errors.AsType[*group.VoteError](voted); !agreed && err == nil {
-			b.node.keep(f) // the others may have been told that all have theirs, and write to it
-			return nil, voted
-		}
-		return nil, errors.Join(voted, f.Close())
+		return nil, b.giveUpFlags(f, fmt.Errorf("making %d flags: %w", count, voted), err)
 	}
 	return f, nil
+}
+
+// words is memory that peers write through the library.
+type words interface {
+	deregister() error
+	free() error
+}
+
+// giveUpFlags gives words back after a vote that has failed, to which this rank brought mine. It returns the vote's error.
+func (b *Backend) giveUpFlags(w words, voted, mine error) error {
+	if _, agreed := errors.AsType[*group.VoteError](voted); !agreed && mine == nil {
+		b.node.keep(w) // the others may have been told that all have theirs, and write to it
+		return voted
+	}
+	return errors.Join(voted, w.deregister(), w.free())
 }
 
 // meet tells the peers where the words are. Collective; a rank that has none says why. told says that all have: then an error is this rank's alone.

@@ -32,16 +32,21 @@ type wordMemory interface {
 
 // newIsleFlags makes the words. Collective.
 func (b *Backend) newIsleFlags(ctx context.Context, count int) (backend.Flags, error) {
-	f := &isleFlags{flags: &flags{backend: b}, memory: &allocatedWords{isle: b.isle}, near: map[int][]atomic.Uint64{}}
-	if b.device.Kind() != device.Host {
-		f.memory = newFileWords(b.isle.group)
+	if b.device.Kind() == device.Host {
+		return b.newIsleFlagsIn(ctx, count, &allocatedWords{isle: b.isle})
 	}
+	return b.newIsleFlagsIn(ctx, count, newFileWords(b.isle.group))
+}
+
+// newIsleFlagsIn makes them in that memory.
+func (b *Backend) newIsleFlagsIn(ctx context.Context, count int, memory wordMemory) (backend.Flags, error) {
+	f := &isleFlags{flags: &flags{backend: b}, memory: memory, near: map[int][]atomic.Uint64{}}
 	told, err := f.flags.meet(ctx, f.make(ctx, count))
 	if told {
 		err = f.meet(ctx, count, err)
 	}
 	if voted := b.group.Vote(ctx, "flags", err); voted != nil {
-		return nil, errors.Join(fmt.Errorf("making %d flags: %w", count, voted), f.Close())
+		return nil, b.giveUpFlags(f, fmt.Errorf("making %d flags: %w", count, voted), err)
 	}
 	return f, nil
 }
@@ -88,7 +93,12 @@ func (f *isleFlags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 // Close gives the memory back.
 func (f *isleFlags) Close() error {
 	f.near = nil
-	return errors.Join(f.flags.Close(), f.memory.close(context.Background()))
+	return errors.Join(f.deregister(), f.free())
+}
+
+// free frees the memory, and unmaps that of the island's ranks.
+func (f *isleFlags) free() error {
+	return errors.Join(f.flags.free(), f.memory.close(context.Background()))
 }
 
 // allocatedWords are in memory of the island's backend: where the device is the CPU.

@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 )
@@ -59,6 +61,52 @@ func silenced(t *testing.T, to string, held *sync.Mutex) string {
 
 // TestFlagsOfARankThatIsNotTold: a rank that never hears that all ranks have flags keeps its own, which the others write to.
 func TestFlagsOfARankThatIsNotTold(t *testing.T) {
+	var fakes network
+	fakes.blind = true
+	var armed atomic.Pointer[func()]
+	fakes.fail = func(engine, call string) error {
+		if call == "Know" && strings.HasPrefix(engine, "world-1-") {
+			if last := armed.Swap(nil); last != nil {
+				(*last)() // all that is left is the vote
+			}
+		}
+		return nil
+	}
+	flagsUntold(t, &fakes, []string{"", ""}, Options{Islands: islandsOff}, func(ctx context.Context, b *Backend, last func()) (backend.Flags, error) {
+		if last != nil {
+			armed.Store(&last)
+		}
+		if err := b.group.Barrier(ctx, "armed"); err != nil {
+			return nil, err
+		}
+		return b.newFlags(ctx, 2)
+	})
+}
+
+// TestFlagsOfARankOfAnIslandThatIsNotTold is the same where it shares its flags with others.
+func TestFlagsOfARankOfAnIslandThatIsNotTold(t *testing.T) {
+	fakes := &network{blind: true}
+	flagsUntold(t, fakes, []string{"a", "b", "b"}, Options{NetDevices: []string{"lo"}}, func(ctx context.Context, b *Backend, last func()) (backend.Flags, error) {
+		if last == nil {
+			return b.NewFlags(ctx, 2)
+		}
+		return b.newIsleFlagsIn(ctx, 2, &lastWords{&allocatedWords{isle: b.isle}, last})
+	})
+}
+
+// lastWords are words that have met when all that is left is the vote.
+type lastWords struct {
+	wordMemory
+	met func()
+}
+
+func (w *lastWords) meet(ctx context.Context, failure error) ([]device.Ptr, error) {
+	defer w.met()
+	return w.wordMemory.meet(ctx, failure)
+}
+
+// flagsUntold makes flags of ranks of those hosts by flagsOf, which on rank 1 calls last before the vote: what comes of that the rank does not hear. Rank 0 writes a word of its then.
+func flagsUntold(t *testing.T, fakes *network, hosts []string, opts Options, flagsOf func(ctx context.Context, b *Backend, last func()) (backend.Flags, error)) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -68,19 +116,18 @@ func TestFlagsOfARankThatIsNotTold(t *testing.T) {
 	deaf := silenced(t, addr, &held)
 	within, giveUp := context.WithCancel(ctx)
 	defer giveUp()
-	var armed atomic.Bool
-	fakes := &network{blind: true, fail: func(engine, call string) error {
-		if call == "Know" && strings.HasPrefix(engine, "world-1-") && armed.CompareAndSwap(true, false) {
-			held.Lock() // all that is left is the vote
-			time.AfterFunc(300*time.Millisecond, giveUp)
-		}
-		return nil
-	}}
+	last := func() {
+		held.Lock()
+		time.AfterFunc(300*time.Millisecond, giveUp)
+	}
 	gone := make(chan struct{})
 	rank := func(r int) (err error) {
-		o := &group.Options{Rank: r, WorldSize: 2, Addr: deaf, Timeout: 20 * time.Second}
-		if r == 0 {
-			o.Addr, o.Listener = addr, l
+		o := &group.Options{Rank: r, WorldSize: len(hosts), Addr: addr, Timeout: 20 * time.Second, BootID: hosts[r]}
+		switch r {
+		case 0:
+			o.Listener = l
+		case 1:
+			o.Addr = deaf
 		}
 		g, err := group.Join(ctx, o)
 		if err != nil {
@@ -90,18 +137,14 @@ func TestFlagsOfARankThatIsNotTold(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		b, err := New(ctx, g, &Options{Opened: d, Islands: islandsOff, engine: fakes.engine})
+		mine := opts
+		mine.Opened, mine.engine = d, fakes.engine
+		b, err := New(ctx, g, &mine)
 		if err != nil {
 			return err
 		}
 		if r == 1 {
-			armed.Store(true)
-		}
-		if err := g.Barrier(ctx, "armed"); err != nil {
-			return err
-		}
-		if r == 1 {
-			_, err := b.newFlags(within, 2)
+			_, err := flagsOf(within, b, last)
 			if err == nil {
 				err = errors.New("it was told")
 			} else {
@@ -111,22 +154,27 @@ func TestFlagsOfARankThatIsNotTold(t *testing.T) {
 			held.Unlock()
 			return errors.Join(err, g.Barrier(ctx, "written"), b.Close(ctx), g.Close(ctx), d.Close())
 		}
-		f, err := b.newFlags(ctx, 2)
+		f, err := flagsOf(ctx, b, nil)
 		if err != nil {
 			return err
 		}
 		<-gone
-		w, err := f.PrepareStore(1, 0)
-		if err != nil {
-			return err
+		if r == 0 {
+			var w backend.FlagStore
+			if w, err = f.PrepareStore(1, 0); err != nil {
+				return err
+			}
+			err = errors.Join(w.Post(7), await(ctx, []*flagStore{w.(*flagStore)}), w.Close())
 		}
-		err = errors.Join(w.Post(7), await(ctx, []*flagStore{w.(*flagStore)}), w.Close())
 		return errors.Join(err, g.Barrier(ctx, "written"), f.Close(), b.Close(ctx), g.Close(ctx), d.Close())
 	}
-	failed := make(chan error, 2)
-	for r := range 2 {
+	failed := make(chan error, len(hosts))
+	for r := range hosts {
 		go func() { failed <- rank(r) }()
 	}
-	require.NoError(t, errors.Join(<-failed, <-failed))
+	for range hosts {
+		err = errors.Join(err, <-failed)
+	}
+	require.NoError(t, err)
 	assert.Zero(t, fakes.astray.Load(), "what was written to memory that was given back")
 }

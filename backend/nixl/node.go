@@ -31,7 +31,7 @@ type node struct {
 	last    uint64          // the number of the latest registration
 	regions []nixl.Block    // of the device's memory, by address
 	strays  []request       // given up while the library worked on them
-	kept    []*flags        // given up while the library may have worked on them
+	kept    []words         // given up while the library may have worked on them
 	known   map[string]bool // the agents that are connected to
 }
 
@@ -183,7 +183,7 @@ func (n *node) endStrays(ctx context.Context, within time.Duration) (late, faile
 }
 
 // keep takes over flags that were given up while writes to them or from them may be under way.
-func (n *node) keep(f *flags) {
+func (n *node) keep(f words) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.kept = append(n.kept, f)
