@@ -29,12 +29,19 @@ func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, er
 	if opts != nil {
 		o = *opts
 	}
+	ctx, failure := errs.WithContext(call, ctx, nil)
+	return inTurn(ctx, m, call, func(ctx context.Context, _ error) (*Plan, error) { return newBarrier(ctx, m, call, o, failure) })
+}
+
+// newBarrier makes the plan, unless this rank has failed.
+func newBarrier(ctx context.Context, m *memory.Memory, call string, o Options, failure error) (*Plan, error) {
 	library := LibraryCollectives(call, m.Backend().Name())
 	forms := append(append([]Algorithm{Auto}, CollectiveAlgorithms(call, m.Device().Kind())...), library...)
-	s := collective.Spec{FirstEpoch: o.FirstEpoch}
+	s := collective.Spec{FirstEpoch: o.FirstEpoch, Failure: failure}
 	chosen := o.Algorithm
 	near := m.Backend().Capabilities().PeerPointers || m.Group().Size() == 1
 	switch {
+	case failure != nil:
 	case !chosen.known():
 		s.Failure = errs.Invalid(call, "Algorithm", chosen, fmt.Sprint(forms))
 	case !slices.Contains(forms, chosen):
@@ -57,6 +64,9 @@ func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, er
 	case chosen == Transfers:
 		s.Program = barrierProgram(m.Group().Size())
 	case m.Device().Kind() == device.CUDA:
+		if err := m.MeetCapability(ctx); err != nil { // there may have been no rendezvous
+			return nil, fmt.Errorf("preparing %s: %w", s.Name, err)
+		}
 		k := ptx.Meet(hopper(m))
 		image, err := ptx.Image(k.File)
 		s.Failure = err

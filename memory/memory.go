@@ -202,12 +202,23 @@ func capabilityOf(d device.Device) int {
 }
 
 // LeastCapability is the least compute capability of the ranks' GPUs, 90 for 9.0: the ranks of a plan have one kernel. 0 on other devices. All ranks get the same once they have told each other in a
-// rendezvous, or in making a plan; before, each gets that of its own.
+// rendezvous, in making a plan, or in MeetCapability; before, each gets that of its own.
 func (m *Memory) LeastCapability() int {
 	if c := m.capability.Load(); c != 0 {
 		return int(c)
 	}
 	return capabilityOf(m.device)
+}
+
+// MeetCapability makes LeastCapability the same on all ranks: they tell each other, unless they have. Collective: it blocks until all ranks have come.
+func (m *Memory) MeetCapability(ctx context.Context) error {
+	return m.InTurn(ctx, "meeting devices", func(ctx context.Context, gaveUp error) error {
+		if m.capability.Load() != 0 {
+			return nil // a call that this is part of, and that gave up, says so in its next step
+		}
+		_, err := m.exchange(ctx, m.record("devices", "", &Record{}), cmp.Or(gaveUp, m.Err()))
+		return err
+	})
 }
 
 // Oversubscribed reports whether the group was oversubscribed ([group.Group.Oversubscribed]) when the memory was made. A rank that polls a peer's
