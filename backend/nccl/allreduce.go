@@ -408,7 +408,10 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	late := b.givenUp(err, 0)
 	err = end(err)
 	if err = b.group.Vote(ctx, "trying "+plainForm, err); err == nil {
-		err = stream.Synchronize(within)
+		if err = stream.Synchronize(within); err != nil {
+			err = b.runFailed(p.of, err) // the others may wait for this rank's part
+		}
+		err = b.group.Vote(ctx, "having tried "+plainForm, err)
 	}
 	if err != nil {
 		// The kernels of some ranks wait for those of others, so they are ended. If that fails, the memory is freed with the device.
