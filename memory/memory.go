@@ -44,6 +44,7 @@ type Memory struct {
 	left       bool                       // Close has told the others, but something was still at work; guarded by collective
 	agreed     bool                       // all ranks have agreed to close; guarded by collective
 	signals    atomic.Pointer[signals]    // made with the signal pads by the first rendezvous
+	untold     []signals                  // given up by this rank, where others may have been told that all have theirs; guarded by collective
 	compiled   compiled
 	copies     copies
 
@@ -675,6 +676,9 @@ func (m *Memory) close(ctx context.Context, gaveUp error) error {
 	// The pads of signals may be memory of their own, which the backend must still be there for.
 	if s := m.signals.Load(); s != nil {
 		err = errors.Join(err, (*s).close())
+	}
+	for _, s := range m.untold {
+		err = errors.Join(err, s.close())
 	}
 	m.mu.Lock()
 	entries := m.entries

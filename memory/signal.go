@@ -52,12 +52,21 @@ func (m *Memory) makeSignals(ctx context.Context) error {
 			pad.block.give(pad.span) // nothing has been written to it, on any rank
 		}
 		if err == nil {
-			vote = errors.Join(vote, s.close())
+			vote = m.giveUpSignals(s, vote)
 		}
 		return fmt.Errorf("making signal pads: %w", vote)
 	}
 	m.signals.Store(&s)
 	return nil
+}
+
+// giveUpSignals closes signals after a vote that has failed, to which this rank brought no failure. It returns the vote's error. The caller holds m.collective.
+func (m *Memory) giveUpSignals(s signals, vote error) error {
+	if _, agreed := errors.AsType[*group.VoteError](vote); !agreed {
+		m.untold = append(m.untold, s) // the others may have been told that all have theirs, and signal here
+		return vote
+	}
+	return errors.Join(vote, s.close())
 }
 
 // padFailure says why this rank can have no signals; nil if it can.

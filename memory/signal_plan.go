@@ -174,7 +174,7 @@ func (w *Workspace) makeSignals(ctx context.Context, offset int64, o *SignalsOpt
 	}
 	if vote := m.group.Vote(ctx, "signals", err); vote != nil {
 		if err == nil {
-			vote = errors.Join(vote, made.close())
+			vote = m.giveUpSignals(made, vote)
 		}
 		return nil, fmt.Errorf("making the signals of %s: %w", o.Op, vote)
 	}

@@ -17,6 +17,8 @@ import (
 	"github.com/symmem/symmem/device"
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 // silenced passes connections on to a service, whose answers it holds back while it is held.
@@ -176,5 +178,86 @@ func flagsUntold(t *testing.T, fakes *network, hosts []string, opts Options, fla
 		err = errors.Join(err, <-failed)
 	}
 	require.NoError(t, err)
+	assert.Zero(t, fakes.astray.Load(), "what was written to memory that was given back")
+}
+
+// lastFlags is a backend whose flags are made when all that is left is the memory's own vote.
+type lastFlags struct {
+	*Backend
+	made func()
+}
+
+func (b *lastFlags) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
+	defer b.made()
+	return b.Backend.NewFlags(ctx, count)
+}
+
+// TestSignalsOfARankThatIsNotTold: the same goes for the signals of a memory.
+func TestSignalsOfARankThatIsNotTold(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var held sync.Mutex
+	addr := l.Addr().String()
+	deaf := silenced(t, addr, &held)
+	within, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	fakes := &network{blind: true}
+	rank := func(r int) error {
+		o := &group.Options{Rank: r, WorldSize: 2, Addr: deaf, Timeout: 20 * time.Second}
+		if r == 0 {
+			o.Addr, o.Listener = addr, l
+		}
+		g, err := group.Join(ctx, o)
+		if err != nil {
+			return err
+		}
+		d, err := devhost.New(nil)
+		if err != nil {
+			return err
+		}
+		b, err := New(ctx, g, &Options{Opened: d, Islands: islandsOff, engine: fakes.engine})
+		if err != nil {
+			return err
+		}
+		m, mine := memory.New(b, g, nil), ctx
+		if r == 1 {
+			mine = within
+			m = memory.New(&lastFlags{b, func() {
+				held.Lock()
+				time.AfterFunc(300*time.Millisecond, giveUp)
+			}}, g, nil)
+		}
+		a, err := m.Allocate(ctx, 64, "")
+		if err != nil {
+			return err
+		}
+		_, err = m.Rendezvous(mine, a, memory.Record{})
+		if err == nil {
+			return errors.New("a rank that was not told has a window")
+		}
+		if r == 1 {
+			held.Unlock()
+			err = g.Barrier(ctx, "next") // the other is still in the rendezvous
+		}
+		if !errors.Is(err, errs.ErrMismatch) {
+			return err
+		}
+		err = nil
+		if r == 0 {
+			s, made := d.NewStream()
+			if made != nil {
+				return made
+			}
+			err = errors.Join(m.Signal(s, 1, 0), s.Synchronize(ctx), s.Close())
+		}
+		return errors.Join(err, g.Barrier(ctx, "signalled"), m.Close(ctx), g.Close(ctx), d.Close())
+	}
+	failed := make(chan error, 2)
+	for r := range 2 {
+		go func() { failed <- rank(r) }()
+	}
+	require.NoError(t, errors.Join(<-failed, <-failed))
 	assert.Zero(t, fakes.astray.Load(), "what was written to memory that was given back")
 }

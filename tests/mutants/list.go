@@ -471,7 +471,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_plan.go", why: "signals that some ranks have are left open", tests: inSends,
-		old: "\t\t\tvote = errors.Join(vote, made.close())\n",
+		old: "\t\t\tvote = m.giveUpSignals(made, vote)\n",
 		new: "\t\t\tvote = errors.Join(vote)\n",
 	},
 	{
@@ -501,7 +501,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal.go", why: "signal pads that some ranks have are left open", tests: inSuite,
-		old: "\t\t\tvote = errors.Join(vote, s.close())\n",
+		old: "\t\t\tvote = m.giveUpSignals(s, vote)\n",
 		new: "\t\t\tvote = errors.Join(vote)\n",
 	},
 	{
