@@ -86,6 +86,11 @@ func (k *keeper) tell(f func()) {
 func (k *keeper) run() {
 	defer close(k.ended)
 	for {
+		select { // also where the ranks ask for one change after the other
+		case <-k.quit:
+			return
+		default:
+		}
 		k.mu.Lock()
 		changes, news := k.changes, k.news
 		k.changes, k.news = nil, nil

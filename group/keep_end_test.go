@@ -1,0 +1,62 @@
+package group
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestBusyServiceEnds: a service whose ranks ask for changes without pause ends when it is told to, and the next one goes on with the job.
+func TestBusyServiceEnds(t *testing.T) {
+	t.Parallel() // it waits, most of the time
+	ctx := testContext(t)
+	store := "memory://here/" + uniqueJob()
+	s := newKeptService(t, 4, Options{Job: uniqueJob(), Store: store})
+	groups := s.join()
+	place := memoryPlaceOf(store, s.opts.Job+"\x000")
+	place.mu.Lock()
+	place.commit = func() error { // a store that is asked over a network
+		time.Sleep(100 * time.Microsecond)
+		return nil
+	}
+	place.mu.Unlock()
+	done := make(chan struct{})
+	var asking sync.WaitGroup
+	for _, g := range groups {
+		for range 8 {
+			asking.Go(func() {
+				for {
+					select {
+					case <-done:
+						return
+					default:
+					}
+					if _, err := g.Store().Add(ctx, "k", 1); err != nil {
+						return
+					}
+				}
+			})
+		}
+	}
+	time.Sleep(100 * time.Millisecond) // so that all of them ask
+	s.stop()
+	select {
+	case err := <-s.ended:
+		require.ErrorAs(t, err, new(*MissingRanksError))
+	case <-time.After(2 * storeTime):
+		t.Error("the service goes on")
+		place.mu.Lock()
+		place.commit = nil
+		place.mu.Unlock()
+		close(done)
+		<-s.ended
+		asking.Wait()
+		return
+	}
+	s.start(nil)
+	close(done)
+	asking.Wait()
+	s.finish(ctx, groups)
+}
