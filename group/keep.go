@@ -42,6 +42,8 @@ type keeper struct {
 	err    error
 	quit   chan struct{}
 	ended  chan struct{}
+	life   context.Context // of all commits
+	cancel context.CancelFunc
 
 	restored bool // there was a service before
 
@@ -55,6 +57,7 @@ type keeper struct {
 // newKeeper starts keeping; stop ends it.
 func newKeeper(store durable.Store, bound time.Duration, logger *slog.Logger) *keeper {
 	k := &keeper{store: store, bound: bound, logger: logger, wake: make(chan struct{}, 1), failed: make(chan struct{}), quit: make(chan struct{}), ended: make(chan struct{})}
+	k.life, k.cancel = context.WithCancel(context.Background())
 	go k.run()
 	return k
 }
@@ -112,7 +115,7 @@ func (k *keeper) run() {
 			}
 		}
 		if len(changes) > 0 {
-			ctx, cancel := context.WithTimeout(context.Background(), k.bound)
+			ctx, cancel := context.WithTimeout(k.life, k.bound)
 			err := k.store.Commit(ctx, changes)
 			cancel()
 			if err != nil {
@@ -165,7 +168,10 @@ func (k *keeper) end(ctx context.Context, over bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTime)
 	defer cancel()
 	close(k.quit)
+	stop := context.AfterFunc(ctx, k.cancel) // a store that does not answer holds up nobody for as long as a commit may take
 	<-k.ended
+	stop()
+	k.cancel()
 	var err error
 	if over {
 		err = k.store.Clear(ctx)

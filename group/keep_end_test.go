@@ -60,3 +60,29 @@ func TestBusyServiceEnds(t *testing.T) {
 	asking.Wait()
 	s.finish(ctx, groups)
 }
+
+// TestServiceEndsWithoutItsStore: a service that is told to end while its store does not answer takes some seconds, however long ranks may be silent.
+func TestServiceEndsWithoutItsStore(t *testing.T) {
+	t.Parallel() // it waits, most of the time
+	ctx := testContext(t)
+	store := "memory://here/" + uniqueJob()
+	s := newKeptService(t, 1, Options{Job: uniqueJob(), Store: store, LivenessTimeout: time.Minute})
+	groups := s.join()
+	place := memoryPlaceOf(store, s.opts.Job+"\x000")
+	asked := make(chan struct{})
+	place.mu.Lock()
+	place.hangs = asked
+	place.mu.Unlock()
+	added := make(chan error, 1)
+	go func() {
+		_, err := groups[0].Store().Add(ctx, "k", 1)
+		added <- err
+	}()
+	<-asked
+	began := time.Now()
+	require.ErrorAs(t, s.end(), new(*MissingRanksError))
+	require.Less(t, time.Since(began), 2*storeTime)
+	s.start(nil)
+	require.NoError(t, <-added, "the next service has done it")
+	s.finish(ctx, groups)
+}

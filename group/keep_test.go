@@ -35,7 +35,8 @@ type memoryPlace struct {
 	mu     sync.Mutex
 	kept   map[string][]byte
 	owner  *memoryStore
-	commit func() error // called before each change
+	commit func() error    // called before each change
+	hangs  chan<- struct{} // if not nil, is closed by the next commit, which does not end before its context
 }
 
 type memoryStore struct{ place *memoryPlace }
@@ -75,7 +76,16 @@ func (s *memoryStore) Load(context.Context) (map[string][]byte, error) {
 	return maps.Clone(s.place.kept), s.own()
 }
 
-func (s *memoryStore) Commit(_ context.Context, groups [][]durable.Change) error {
+func (s *memoryStore) Commit(ctx context.Context, groups [][]durable.Change) error {
+	s.place.mu.Lock()
+	hangs := s.place.hangs
+	s.place.hangs = nil
+	s.place.mu.Unlock()
+	if hangs != nil {
+		close(hangs)
+		<-ctx.Done()
+		return &durable.StoreError{Op: "keeping", URL: "memory://", Condition: durable.Unreachable, Err: ctx.Err()}
+	}
 	s.place.mu.Lock()
 	defer s.place.mu.Unlock()
 	for _, changes := range groups {
