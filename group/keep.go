@@ -88,6 +88,13 @@ func (k *keeper) tell(f func()) {
 // run commits what has been noted, all of it at a time, until stop is called or the store fails.
 func (k *keeper) run() {
 	defer close(k.ended)
+	look := time.NewTicker(ownedLook)
+	defer look.Stop()
+	fail := func(err error) {
+		k.err = err
+		k.logger.Error("keeping the state of the job", "error", err)
+		close(k.failed)
+	}
 	for {
 		select { // also where the ranks ask for one change after the other
 		case <-k.quit:
@@ -110,6 +117,12 @@ func (k *keeper) run() {
 			select {
 			case <-k.wake:
 				continue
+			case <-look.C:
+				if err := k.gone(); err != nil {
+					fail(err)
+					return
+				}
+				continue
 			case <-k.quit:
 				return
 			}
@@ -119,9 +132,7 @@ func (k *keeper) run() {
 			err := k.store.Commit(ctx, changes)
 			cancel()
 			if err != nil {
-				k.err = err
-				k.logger.Error("keeping the state of the job", "error", err)
-				close(k.failed)
+				fail(err)
 				return
 			}
 		}
@@ -129,6 +140,21 @@ func (k *keeper) run() {
 			f()
 		}
 	}
+}
+
+// ownedLook is the pause between two looks whether the store is still this service's, where there is nothing to keep.
+const ownedLook = time.Second
+
+// gone returns an error if another service has the store, or the store has forgotten the job. A service whose ranks ask for nothing would not notice otherwise, and would
+// hold the ranks until the other one takes them for dead. That the store does not answer now is no reason to end.
+func (k *keeper) gone() error {
+	ctx, cancel := context.WithTimeout(k.life, ownedLook)
+	defer cancel()
+	err := k.store.Commit(ctx, nil)
+	if failed, ok := errors.AsType[*durable.StoreError](err); ok && (failed.Condition == durable.Replaced || failed.Condition == durable.Forgotten) {
+		return err
+	}
+	return nil
 }
 
 // flush waits until everything that was noted is kept, or the store has failed, or ctx ends.

@@ -108,7 +108,7 @@ func (s *memoryStore) Commit(ctx context.Context, groups [][]durable.Change) err
 			}
 		}
 	}
-	return nil
+	return s.own()
 }
 
 func (s *memoryStore) Clear(context.Context) error {

@@ -30,7 +30,7 @@ const servedLook = 50 * time.Millisecond
 // and goes on with the job. The ranks look for it for their Options.Timeout, and then count it as lost. Their calls wait meanwhile, as long as they
 // wait for anything, and are done once: what a rank was told before is known to the new service, what it asked for and was not told yet it asks for again.
 // A rank that has not come back within LivenessTimeout and some seconds is lost. Of two services for one attempt of a job, the later one takes the
-// store, and the other ends. A job that is over leaves nothing in the store; one that was given up is forgotten there some time after its
+// store, and the other ends, within a second or two where its ranks ask for nothing. A job that is over leaves nothing in the store; one that was given up is forgotten there some time after its
 // ranks have stopped waiting. To start a job anew before that, count Restart up.
 //
 // If the store takes no more, or does not answer in time, Serve ends with a [*durable.StoreError].

@@ -36,7 +36,7 @@ type Store interface {
 	// Load returns all that is kept.
 	Load(ctx context.Context) (map[string][]byte, error)
 	// Commit makes changes, each group of them wholly or not at all, and the groups in their order. After nil they outlive this process. After an
-	// error nobody knows which of the groups were made, but these are the first ones.
+	// error nobody knows which of the groups were made, but these are the first ones. Without changes it only says whether the store is still this one's.
 	Commit(ctx context.Context, groups [][]Change) error
 	// Clear removes all that is kept: the job is over.
 	Clear(ctx context.Context) error

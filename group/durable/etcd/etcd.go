@@ -363,6 +363,12 @@ func (s *store) Commit(ctx context.Context, groups [][]durable.Change) error {
 		return err
 	}
 	fail := func(err error) error { return s.failure("keeping the state of the job", err) }
+	if len(groups) == 0 {
+		if err := s.own(ctx); err != nil {
+			return fail(err)
+		}
+		return nil
+	}
 	seen := map[string]bool{} // a transaction changes a key once
 	for _, changes := range groups {
 		var these []clientv3.Op
@@ -483,6 +489,22 @@ func (s *store) txn(ctx context.Context, ops []clientv3.Op) error {
 			return errReplaced
 		}
 		s.changes++
+		return nil
+	})
+}
+
+// own says whether the place is still this process's.
+func (s *store) own(ctx context.Context) error {
+	return s.retry(ctx, func(ctx context.Context) error {
+		r, err := s.client.Get(ctx, s.ownerKey())
+		switch {
+		case err != nil:
+			return err
+		case len(r.Kvs) == 0:
+			return errForgotten
+		case string(r.Kvs[0].Value) != s.mark(s.changes):
+			return errReplaced
+		}
 		return nil
 	})
 }
