@@ -79,7 +79,8 @@ type remoteRequest struct {
 const (
 	firstBackoff = 10 * time.Millisecond
 	lastBackoff  = time.Second
-	// longestAttempt is the bound of later attempts to connect, as a multiple of that of the first.
+	// longestAttempt is the bound of later attempts to connect, as a multiple of that of the first. Those to a service that was started again, which does not wait
+	// for long, are bounded by longestReturn.
 	longestAttempt = 10
 	// queueFactor is how much a rank queues before it refuses requests, as a multiple of what the service queues for a rank.
 	queueFactor = 4
@@ -108,6 +109,10 @@ func connect(ctx context.Context, s *session, m Member, o *Options) (*remote, er
 	return r, nil
 }
 
+// longestReturn bounds an attempt to connect to a service that was started again: the host before may not say that it is gone, and the service gives up ranks
+// that are not back within their liveness timeout and returnTime.
+func (o *Options) longestReturn() time.Duration { return max(o.bounds().attempt, o.LivenessTimeout/2) }
+
 // find connects, as connect does. again says that this rank was admitted before.
 func (r *remote) find(ctx context.Context, again bool) (*link, error) {
 	s, o := r.session, r.options
@@ -127,6 +132,9 @@ func (r *remote) find(ctx context.Context, again bool) (*link, error) {
 		}
 		if errors.Is(err, errAttempt) { // the service may be busy with many others: more patience, so that it is not asked in vain
 			bound = min(2*bound, longestAttempt*s.limits.attempt)
+			if again {
+				bound = min(bound, o.longestReturn())
+			}
 		}
 		if last == nil || !cutShort(ctx) { // the attempt that the context cut short says the least
 			last = err
@@ -154,7 +162,8 @@ func cutShort(ctx context.Context) bool {
 var errAttempt = errors.New("no answer in time")
 
 // attempt connects once. Only making the connection has a bound of its own, because neither a listening socket whose service has not started nor a
-// host that is gone answers. From the hello on, the rank may be stopped, or the service busy, for as long as the context lasts.
+// host that is gone answers. From the hello on, the rank may be stopped, or the service busy, for as long as the context lasts; where the rank comes back, as
+// long as the service is not silent.
 func (r *remote) attempt(ctx context.Context, bound time.Duration, again bool) (*link, error) {
 	secure, socket, err := secureConnection(ctx, r.options, bound)
 	if err != nil {
@@ -162,6 +171,11 @@ func (r *remote) attempt(ctx context.Context, bound time.Duration, again bool) (
 	}
 	l := &link{socket: socket, ended: make(chan struct{})}
 	if err := r.open(ctx, l, secure, again); err != nil {
+		close(l.ended)
+		l.work.Wait()
+		if why := l.why.Load(); why != nil {
+			err = fmt.Errorf("%s: %w", *why, err)
+		}
 		return nil, closing(err, socket)
 	}
 	return l, nil
@@ -230,6 +244,10 @@ func (r *remote) open(ctx context.Context, l *link, conn net.Conn, again bool) e
 	streamCtx, cancel := context.WithCancel(r.ctx)
 	l.cancel = cancel
 	stop := context.AfterFunc(ctx, cancel)
+	l.socket.hear()
+	if again {
+		l.work.Go(func() { r.watch(l) })
+	}
 	err = r.welcome(streamCtx, l, again)
 	if err == nil && !stop() {
 		err = context.Cause(ctx)
@@ -241,7 +259,9 @@ func (r *remote) open(ctx context.Context, l *link, conn net.Conn, again bool) e
 	}
 	l.socket.hear()
 	l.work.Go(func() { r.write(l) })
-	l.work.Go(func() { r.watch(l) })
+	if !again {
+		l.work.Go(func() { r.watch(l) })
+	}
 	l.work.Go(func() { r.beat(streamCtx, l) })
 	return nil
 }

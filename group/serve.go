@@ -72,7 +72,7 @@ func Serve(ctx context.Context, opts *Options) (err error) {
 	var alone time.Time // since when no rank is there, though not all have come
 	awaited := h.awaited()
 	for {
-		if since := time.Since(started); len(awaited) > 0 && since > o.LivenessTimeout+returnTime {
+		if since := time.Since(started); len(awaited) > 0 && since > o.LivenessTimeout+o.returnTime() {
 			for _, rank := range h.awaited() {
 				h.lose(rank, fmt.Sprintf("it has not come back within %v to the rendezvous service that was started again", since.Round(time.Second)))
 			}
@@ -82,7 +82,7 @@ func Serve(ctx context.Context, opts *Options) (err error) {
 		switch {
 		case len(present) > 0 || len(absent) == o.WorldSize:
 			alone = time.Time{}
-		case len(absent) == 0 && k != nil && k.restored && time.Since(started) < returnTime:
+		case len(absent) == 0 && k != nil && k.restored && time.Since(started) < o.returnTime():
 			// A rank that has left may not know yet that it has: it comes again to be told.
 		case len(absent) == 0:
 			over = true
@@ -109,8 +109,9 @@ func Serve(ctx context.Context, opts *Options) (err error) {
 	}
 }
 
-// returnTime is how long a rank may take to come back to a service that was started again, beyond the liveness timeout: its attempts are a pause apart.
-const returnTime = 2 * lastBackoff
+// returnTime is how long a rank may take to come back to a service that was started again, beyond the liveness timeout: its attempts are a pause apart, and the
+// one under way may be to a host that is gone.
+func (o *Options) returnTime() time.Duration { return 2*lastBackoff + o.bounds().attempt }
 
 // storeTime bounds what is done with a store, at least: a store of several hosts elects a leader in some seconds.
 const storeTime = 5 * time.Second
