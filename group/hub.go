@@ -276,11 +276,19 @@ func (g *hubGroup) rankOf(worldRank int) int {
 
 // attach makes a rank present. It returns rankPresent, or the state that forbids it.
 func (h *hub) attach(m Member, events eventReceiver) (before rankState, ok bool) {
-	return h.attachAs(m, "", events)
+	return h.attachAs(m, "", events, func() {})
 }
 
-// attachAs is attach with what is unique to this join of the rank.
-func (h *hub) attachAs(m Member, session string, events eventReceiver) (before rankState, ok bool) {
+// knows reports whether a rank is, or was, in the job.
+func (h *hub) knows(worldRank int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.ranks[worldRank].state != rankAbsent
+}
+
+// attachAs is attach with what is unique to this join of the rank. welcome is called when the rank is kept, and before it is told anything: a rank that was
+// welcomed is known to every later service.
+func (h *hub) attachAs(m Member, session string, events eventReceiver, welcome func()) (before rankState, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := &h.ranks[m.WorldRank]
@@ -292,11 +300,12 @@ func (h *hub) attachAs(m Member, session string, events eventReceiver) (before r
 	if h.keeper != nil {
 		h.keeper.keep(h.rankChange(m.WorldRank, rankPresent))
 	}
+	h.keeper.tell(welcome)
 	return rankAbsent, true
 }
 
-// redirect sends a present rank's news to another receiver. What the one before was told may be gone with its connection, so it is told again.
-func (h *hub) redirect(worldRank int, events eventReceiver) {
+// redirect sends a present rank's news to another receiver, after its welcome. What the one before was told may be gone with its connection, so it is told again.
+func (h *hub) redirect(worldRank int, events eventReceiver, welcome func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := &h.ranks[worldRank]
@@ -304,6 +313,7 @@ func (h *hub) redirect(worldRank int, events eventReceiver) {
 		return
 	}
 	r.events = events
+	h.keeper.tell(welcome)
 	for _, l := range h.losses() {
 		h.tellLoss(events, l)
 	}

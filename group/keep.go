@@ -358,7 +358,7 @@ func (h *hub) keepGone(rank int, state rankState) {
 }
 
 // back is a rank that was admitted by an earlier service coming to this one. What is kept for it and that it does not wait for, it has.
-func (h *hub) back(worldRank int, session string, waits []*pb.Taken, events eventReceiver) bool {
+func (h *hub) back(worldRank int, session string, waits []*pb.Taken, events eventReceiver, welcome func()) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := &h.ranks[worldRank]
@@ -366,6 +366,7 @@ func (h *hub) back(worldRank int, session string, waits []*pb.Taken, events even
 		return false
 	}
 	r.events = events
+	h.keeper.tell(welcome)
 	calls, requests := map[roundKey]bool{}, map[uint64]bool{}
 	for _, w := range waits {
 		if w.GetRequest() != 0 {

@@ -57,3 +57,44 @@ func TestReturnFromDeadHost(t *testing.T) {
 		})
 	}
 }
+
+// TestReturnToForgottenJob: ranks that come back to a service which knows nothing of them, as its store has forgotten the job or it has none, are refused. They would take
+// a job that begins for theirs, without the keys and the groups that they have made.
+func TestReturnToForgottenJob(t *testing.T) {
+	t.Parallel() // it waits, most of the time
+	for _, next := range []string{"the store has forgotten", "there is no store"} {
+		t.Run(next, func(t *testing.T) {
+			t.Parallel()
+			ctx := testContext(t)
+			store := "memory://here/" + uniqueJob()
+			s := newKeptService(t, 2, Options{Job: uniqueJob(), Store: store})
+			groups := s.join()
+			_, err := groups[0].Store().Add(ctx, "n", 5)
+			require.NoError(t, err)
+			require.Error(t, s.end())
+			if s.opts.Store = ""; next == "the store has forgotten" {
+				s.opts.Store = store
+				place := memoryPlaceOf(store, s.opts.Job+"\x000")
+				place.mu.Lock()
+				clear(place.kept)
+				place.mu.Unlock()
+			}
+			s.start(nil)
+			for rank, err := range onAll(groups, func(g *Group) error {
+				sum, err := g.Store().Add(ctx, "n", 1)
+				if err == nil {
+					t.Errorf("rank %d counts from the start: %d", g.Rank(), sum)
+				}
+				return err
+			}) {
+				var lost *PeerLostError
+				require.ErrorAsf(t, err, &lost, "rank %d", rank)
+				require.Contains(t, lost.Reason, "knows nothing of")
+			}
+			for _, g := range groups {
+				_ = g.Close(ctx) // its service is lost
+			}
+			require.Error(t, s.end())
+		})
+	}
+}

@@ -19,7 +19,7 @@ const (
 	RefusedWorldSize                           // the ranks do not agree on the size of the world
 	RefusedRank                                // the rank is outside of the world
 	RefusedDuplicate                           // a rank of this number is present
-	RefusedLate                                // a rank of this number was present, and has left or is lost
+	RefusedLate                                // a rank of this number was present, and has left or is lost, or an earlier service that knew it is forgotten
 	RefusedProtocol                            // the first message was not the expected one
 )
 

@@ -331,15 +331,20 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 	if s.stopped {
 		return refusedEnding
 	}
+	if h.GetAgain() && !s.hub.knows(m.WorldRank) {
+		return refused(RefusedLate, "this service knows nothing of rank %d, which was in the job before: its store has forgotten the job, or it has none; start "+
+			"the job again as another attempt", m.WorldRank)
+	}
 	c.socket.hear()
 	c.socket.liveness.Store(h.GetLiveness())
 	c.rank.Store(int64(m.WorldRank))
-	// The welcome is queued before the hub may queue anything else.
-	c.outbox.put(&pb.ServerMessage{Body: &pb.ServerMessage_Welcome{Welcome: &pb.Welcome{
-		Kept: s.hub.keeper != nil, Liveness: int64(o.LivenessTimeout),
-	}}})
-	if before, ok := s.hub.attachAs(m, c.session, c); !ok && (s.hub.keeper == nil || !s.hub.back(m.WorldRank, c.session, h.GetWaits(), c)) {
-		if before != rankPresent || !s.replace(m.WorldRank, c) {
+	welcome := func() { // before the hub queues anything else
+		c.outbox.put(&pb.ServerMessage{Body: &pb.ServerMessage_Welcome{Welcome: &pb.Welcome{
+			Kept: s.hub.keeper != nil, Liveness: int64(o.LivenessTimeout),
+		}}})
+	}
+	if before, ok := s.hub.attachAs(m, c.session, c, welcome); !ok && (s.hub.keeper == nil || !s.hub.back(m.WorldRank, c.session, h.GetWaits(), c, welcome)) {
+		if before != rankPresent || !s.replace(m.WorldRank, c, welcome) {
 			c.rank.Store(-1)
 			if before == rankPresent {
 				return refused(RefusedDuplicate, "rank %d is present already; every rank needs its own number", m.WorldRank)
@@ -356,12 +361,12 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 
 // replace moves an attached rank to another connection, if that belongs to the same join and nothing was said over the old connection. The caller
 // holds the lock.
-func (s *service) replace(rank int, c *serviceConn) bool {
+func (s *service) replace(rank int, c *serviceConn, welcome func()) bool {
 	old := s.attached[rank]
 	if old == nil || c.session == "" || old.session != c.session || !old.phase.CompareAndSwap(phaseFresh, phaseReplaced) {
 		return false
 	}
-	s.hub.redirect(rank, c)
+	s.hub.redirect(rank, c, welcome)
 	s.logger.Debug("a rank goes on joining over another connection", "attached", rank)
 	old.once.Do(func() { close(old.gone) })
 	return true
