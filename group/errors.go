@@ -19,10 +19,10 @@ var (
 	ErrUnavailable = errs.ErrUnavailable // the rendezvous service could not be reached or served
 )
 
-// PeerLostError says that a rank is gone, so that collective calls of the group can never complete again. It is ErrPeerLost.
+// PeerLostError says that a rank is gone, or the rendezvous service, so that collective calls of the group can never complete again. It is ErrPeerLost.
 type PeerLostError struct {
 	Group  string // the name of the group that Rank counts in
-	Rank   int    // the rank that is gone
+	Rank   int    // the rank that is gone; -1 if it is a service that [Serve] serves, and no rank
 	Host   string // the host it ran on, "" if not known
 	PID    int    // its process id on that host, 0 if not known
 	Reason string // what was seen: the connection broke, silence, it left
@@ -31,7 +31,11 @@ type PeerLostError struct {
 // Error names the rank, its process and host, and what was seen of its end.
 func (e *PeerLostError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "rank %d of group %s is lost", e.Rank, e.Group)
+	if e.Rank < 0 {
+		fmt.Fprintf(&b, "the rendezvous service of group %s is lost", e.Group)
+	} else {
+		fmt.Fprintf(&b, "rank %d of group %s is lost", e.Rank, e.Group)
+	}
 	if e.PID != 0 {
 		fmt.Fprintf(&b, " (process %d on %s)", e.PID, e.Host)
 	}

@@ -50,6 +50,7 @@ func join(ctx context.Context, o *Options) (*Group, error) {
 		return nil, err
 	}
 	s := newSession(o.Rank, o.Timeout, o.Logger, o.bounds())
+	s.served = o.Served
 	world := make([]int, o.WorldSize)
 	for i := range world {
 		world[i] = i

@@ -39,6 +39,7 @@ type transport interface {
 // session is one rank's part in a job: what all of its groups share.
 type session struct {
 	worldRank int
+	served    bool // the service is no rank's
 	timeout   time.Duration
 	logger    *slog.Logger
 	transport transport
@@ -147,7 +148,9 @@ func (s *session) markBroken(reason string) bool {
 		return false
 	}
 	s.broken = &PeerLostError{Group: worldName, Rank: 0, Reason: reason}
-	if world := s.groups[worldName]; world != nil && len(world.members) > 0 {
+	if world := s.groups[worldName]; s.served {
+		s.broken.Rank = -1
+	} else if world != nil && len(world.members) > 0 {
 		s.broken.Host, s.broken.PID = world.members[0].Host, world.members[0].PID
 	}
 	for _, g := range s.groups {
