@@ -46,7 +46,8 @@ type exchange interface {
 // ExchangeFile sends f to every other rank and returns the files that they sent: index j of the result is a new descriptor of rank j's file, and nil
 // for this rank. The caller closes them, and f, which may be closed when the call returns. It is collective and blocks until all ranks have come.
 //
-// If it fails on any rank, it fails on all, with a [*VoteError] that names those, and no file stays open. It is ErrUnsupported if the
+// If it fails on any rank, it fails on all, with a [*VoteError] that names those, and no file stays open. For that, a rank whose context ends when all have sent
+// still waits to hear how it went, for at most [Options].Timeout, if the rendezvous service is slow. It is ErrUnsupported if the
 // ranks do not all run on one machine, and on other systems than Linux. Its other errors are those of collective calls.
 func (g *Group) ExchangeFile(ctx context.Context, op string, f *os.File) ([]*os.File, error) {
 	var refusal error
@@ -65,7 +66,7 @@ func (g *Group) ExchangeFile(ctx context.Context, op string, f *os.File) ([]*os.
 // are ignored. The caller closes the result, and root its own file, which may be closed when the call returns. It is collective and blocks
 // until all ranks have come.
 //
-// If it fails on any rank, it fails on all, and no file stays open. It is ErrUnsupported if the ranks do not all run on one machine, and
+// If it fails on any rank, it fails on all, and no file stays open, as of [Group.ExchangeFile]. It is ErrUnsupported if the ranks do not all run on one machine, and
 // on other systems than Linux. Its other errors are those of collective calls.
 func (g *Group) BroadcastFile(ctx context.Context, op string, root int, f *os.File, refusal error) (*os.File, error) {
 	what := fmt.Sprintf("BroadcastFile %q", clip(op))
@@ -107,26 +108,50 @@ func (g *Group) passFiles(ctx context.Context, what, op string, senders []int, f
 			defer x.end()
 		}
 	}
+	const sending, receiving = ": sending", ": receiving"
 	o, err := g.call(ctx, seq, &arrival{kind: kindAllGather, op: op, data: ticket}, refusal)
 	if err != nil {
+		if unheard(err) {
+			g.decline(seq+1, op+sending, err)
+			g.decline(seq+2, op+receiving, err)
+		}
 		return nil, err
 	}
 	if err = x.meet(o.blobs); err == nil {
 		err = x.deliver(ctx)
 	}
-	if _, err = g.call(ctx, seq+1, &arrival{kind: kindVote, op: op + ": sending"}, err); err != nil {
+	if _, err = g.call(ctx, seq+1, &arrival{kind: kindVote, op: op + sending}, err); err != nil {
 		if _, agreed := errors.AsType[*VoteError](err); !agreed {
+			if unheard(err) {
+				g.decline(seq+2, op+receiving, err)
+			}
 			return nil, err
 		}
 		// One rank may have been unable to send because another could not receive, and only that one knows why.
-		_, why := g.call(ctx, seq+2, &arrival{kind: kindVote, op: op + ": receiving"}, x.failed())
+		_, why := g.call(ctx, seq+2, &arrival{kind: kindVote, op: op + receiving}, x.failed())
 		return nil, errors.Join(why, err) // the cause first
 	}
 	files, err := x.collect(ctx)
-	if _, err = g.call(ctx, seq+2, &arrival{kind: kindVote, op: op + ": receiving"}, err); err != nil {
+	// Behind this round there is none in which this rank could tell the others that it has failed, so it waits to hear how it went.
+	if _, err = g.call(ctx, seq+2, &arrival{kind: kindVote, op: op + receiving, heard: true}, err); err != nil {
 		return nil, errors.Join(err, closeFiles(files))
 	}
 	return files, nil
+}
+
+// unheard reports whether a rank has given up without hearing how a round went: the others may have gone on to the next one.
+func unheard(err error) bool {
+	missing, gaveUp := errors.AsType[*MissingRanksError](err)
+	return gaveUp && missing.Missing == nil
+}
+
+// decline fails a round that this rank does not take part in any more, and that the others may wait for it in. It does not wait itself.
+func (g *Group) decline(seq uint64, op string, why error) {
+	text := clip(errs.Text(why))
+	g.session.transport.arrive(g.name, seq, &arrival{
+		kind: kindVote, op: op, refused: true, refusal: text, conditions: errs.Codes(why), to: make(outcomeChan, 1),
+	})
+	g.session.transport.abandon(g.name, seq, text)
 }
 
 // checkOneMachine says whether the group's ranks can pass files at all.

@@ -368,7 +368,7 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 	case <-ctx.Done():
 		reason := fmt.Sprintf("%v after %v", context.Cause(ctx), time.Since(started).Round(time.Millisecond))
 		g.session.transport.abandon(g.name, seq, reason)
-		o = g.afterAbandon(result)
+		o = g.afterAbandon(result, a.heard)
 	}
 	if o == nil {
 		if err := g.Err(); err != nil {
@@ -399,9 +399,13 @@ func (g *Group) afterStop(result outcomeChan) *outcome {
 }
 
 // afterAbandon waits for the hub's answer about a round that this rank gave up. The answer names the missing ranks, or is the outcome that was
-// already on its way.
-func (g *Group) afterAbandon(result outcomeChan) *outcome {
-	grace := time.NewTimer(graceTimeout)
+// already on its way. Where it has to be heard, a slow service has more time for it.
+func (g *Group) afterAbandon(result outcomeChan, heard bool) *outcome {
+	patience := graceTimeout
+	if heard {
+		patience = max(patience, g.session.timeout)
+	}
+	grace := time.NewTimer(patience)
 	defer grace.Stop()
 	select {
 	case o := <-result:

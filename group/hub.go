@@ -126,6 +126,7 @@ type arrival struct {
 	excuse  string // why this rank may have come to another call than the others; "" if it does not know
 	members []int  // only for kindSub: the world ranks of the group to be opened
 	to      outcomeReceiver
+	heard   bool // this rank waits for the outcome after it has given up too, for as long as for a call
 
 	conditions       []uint32 // what the refusal is, in the codes of package errs
 	excuseConditions []uint32 // what the excuse is
