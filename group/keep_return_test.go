@@ -98,3 +98,34 @@ func TestReturnToForgottenJob(t *testing.T) {
 		})
 	}
 }
+
+// TestManyGroupsLeftMeanwhile: however many groups a rank leaves while there is no service, it is in none of them for the next one.
+func TestManyGroupsLeftMeanwhile(t *testing.T) {
+	t.Parallel() // it waits, most of the time
+	ctx := testContext(t)
+	s := newKeptService(t, 2, Options{Job: uniqueJob(), Store: "memory://here/" + uniqueJob(), Timeout: 10 * time.Second})
+	groups := s.join()
+	subs := make([][]*Group, 2)
+	requireNone(t, onAll(groups, func(g *Group) error {
+		for range 200 {
+			sub, err := g.Sub(ctx, []int{0, 1})
+			if err != nil {
+				return err
+			}
+			subs[g.Rank()] = append(subs[g.Rank()], sub)
+		}
+		return nil
+	}))
+	require.Error(t, s.end())
+	for _, sub := range subs[0] {
+		require.NoError(t, sub.Close(ctx))
+	}
+	s.start(nil)
+	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "back") }))
+	for i, sub := range subs[1] {
+		var lost *PeerLostError
+		require.ErrorAsf(t, sub.Barrier(ctx, "alone"), &lost, "group %d", i)
+		require.Contains(t, lost.Reason, "has left")
+	}
+	s.finish(ctx, groups)
+}

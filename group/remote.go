@@ -613,9 +613,6 @@ func goodbyeMessage() *pb.ClientMessage {
 	return &pb.ClientMessage{Body: &pb.ClientMessage_Goodbye{Goodbye: &pb.Goodbye{}}}
 }
 
-// maxLeft is how many groups a rank remembers to have left lately, for a service that may not have heard of it.
-const maxLeft = 64
-
 func (r *remote) leaveGroup(group string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -625,7 +622,8 @@ func (r *remote) leaveGroup(group string) {
 		}
 	}
 	if r.kept {
-		if r.left = append(r.left, group); len(r.left) > maxLeft {
+		// A service may not have heard of as many as a rank may have open: to open further ones, it has to have kept what came before.
+		if r.left = append(r.left, group); len(r.left) > r.session.limits.groups {
 			r.left = slices.Delete(r.left, 0, 1)
 		}
 	}
