@@ -552,6 +552,9 @@ func (s *store) retry(ctx context.Context, f func(ctx context.Context) error) er
 
 // passing reports whether an error may be gone at the next attempt.
 func passing(err error) bool {
+	if errors.Is(err, rpctypes.ErrTooManyRequests) || errors.Is(err, rpctypes.ErrCompacted) { // it has much to do, or what was read a part of is too old by now
+		return true
+	}
 	switch code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Unknown:
 		return !errors.Is(err, errReplaced) && !errors.Is(err, errForgotten) && !errors.Is(err, errDamaged)
@@ -582,6 +585,7 @@ func (s *store) failure(op string, err error) error {
 		condition = durable.Damaged
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		condition = durable.Full
+	case errors.Is(err, rpctypes.ErrTooManyRequests): // it is not full
 	case c == codes.Unauthenticated, c == codes.PermissionDenied, errors.Is(err, rpctypes.ErrAuthFailed), errors.Is(err, rpctypes.ErrUserEmpty),
 		c == codes.InvalidArgument && strings.Contains(err.Error(), "authentication"), c == codes.FailedPrecondition && strings.Contains(err.Error(), "authentication"):
 		condition = durable.Denied
