@@ -467,6 +467,7 @@ func (d *Device) close() error {
 	}
 	// One of those calls may have made a stream.
 	idle = d.closeStreams(deadline, note) && idle
+	note(d.awaitGone(deadline))
 	d.watcher.stop()
 	if !d.proxy.stop(d.waitTimeout) {
 		note(errCallsLeft)

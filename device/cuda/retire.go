@@ -119,7 +119,7 @@ func (d *Device) whileAll(is func(*Stream) bool, f func() error) (busy bool, err
 }
 
 // idle reports whether the stream has no work that was enqueued; mu is held, and the context is current. A stream in a capture may have work from
-// before. One that was destroyed with work in it is never idle. A lost context has no work; a stream whose driver does not say counts as at work.
+// before. A lost context has no work; a stream whose driver does not say counts as at work.
 func (s *Stream) idle() bool {
 	r := cu.Success
 	switch {
@@ -128,14 +128,47 @@ func (s *Stream) idle() bool {
 			r = s.dev.drv.EventQuery(s.before)
 		}
 	case s.handle == 0:
-		s.dev.mu.Lock()
-		_, works := s.dev.streams[s]
-		s.dev.mu.Unlock()
-		return !works
+		return s.gone()
 	default:
 		r = s.dev.drv.StreamQuery(s.handle)
 	}
 	return r == cu.Success || r.Sticky()
+}
+
+// gone reports whether a stream that was destroyed has no work, and forgets one whose work has ended since; mu is held, and the context is current. One of
+// which nothing tells that counts as at work.
+func (s *Stream) gone() bool {
+	d := s.dev
+	if s.behind && s.left != 0 {
+		if r := d.drv.EventQuery(s.left); r == cu.Success || r.Sticky() {
+			s.behind = false
+			s.forget()
+			s.leave()
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, works := d.streams[s]
+	return !works
+}
+
+// awaitGone waits until deadline for streams that were destroyed with work in them.
+func (d *Device) awaitGone(deadline time.Time) error {
+	for _, s := range d.openStreams() {
+		for begin := time.Now(); ; pauseBetween(begin) {
+			if err := d.push(); err != nil {
+				return err
+			}
+			s.mu.Lock()
+			over := !s.behind || s.left == 0 || s.gone()
+			s.mu.Unlock()
+			d.pop()
+			if over || time.Now().After(deadline) {
+				break
+			}
+		}
+	}
+	return nil
 }
 
 // reap returns retired memory to the driver as soon as no stream has work, and ends when there is none left, or the device is closed,

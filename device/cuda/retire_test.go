@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -326,4 +327,46 @@ func TestLoadingBetweenWork(t *testing.T) {
 	work.may.Store(true)
 	synchronize(t, s)
 	require.NoError(t, m.Close())
+}
+
+// TestFreedBehindAClosedStream: a stream that was closed while the GPU worked for it keeps freed memory, and what the device holds, for as long as the GPU does, and no longer.
+func TestFreedBehindAClosedStream(t *testing.T) {
+	for _, test := range []struct {
+		name        string
+		free, ended bool
+	}{{"freed", true, true}, {"not freed", false, true}, {"still at work", true, false}} {
+		t.Run(test.name, func(t *testing.T) {
+			f := newFake(1)
+			d := openFake(t, f, &cuda.Options{WaitTimeout: 50 * time.Millisecond})
+			s := newStream(t, d)
+			p := alloc(t, d, 100)
+			holds := func() bool {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				return f.find(p, 1) != nil
+			}
+			var ended atomic.Bool
+			f.mu.Lock()
+			f.enqueue(cu.StreamHandle(s.Handle()), ended.Load)
+			f.mu.Unlock()
+			require.ErrorIs(t, s.Close(), os.ErrDeadlineExceeded)
+			if test.free {
+				require.NoError(t, d.Free(p))
+				time.Sleep(30 * time.Millisecond) // several looks
+				require.True(t, holds(), "memory was freed that the GPU may use")
+			}
+			if !test.ended {
+				require.ErrorContains(t, d.Close(), "not given back")
+				require.True(t, holds())
+				return
+			}
+			ended.Store(true)
+			if test.free {
+				require.Eventually(t, func() bool { return !holds() }, 10*time.Second, time.Millisecond)
+				require.Zero(t, d.Stats().Streams)
+			}
+			require.NoError(t, d.Close())
+			f.assertEmpty(t)
+		})
+	}
 }

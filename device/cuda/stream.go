@@ -32,6 +32,7 @@ type Stream struct {
 	ends    *workLane        // that of the work of the CPU that was enqueued last, or nil if that was something else
 	handed  bool             // somebody has the handle, and may enqueue past this package
 	left    cu.EventHandle   // of a stream that was destroyed with work in it: complete when that has ended; else 0
+	behind  bool             // its Close has ended, and left that work behind
 }
 
 // NewStream returns a new stream, which is not ordered against the NULL stream.
@@ -449,22 +450,32 @@ func (s *Stream) finishClose(deadline time.Time) (done bool, err error) {
 		d.pop()
 	}
 	if done {
-		s.waits.clear(d)
-		if s.work != nil {
-			s.work.drop(d)
-		}
-		d.mu.Lock()
-		delete(d.streams, s) // one that still works stays known, so that the device does not free what it uses
-		d.mu.Unlock()
+		s.forget() // one that still works stays known, so that the device does not free what it uses
 	}
 	failed = append(failed, s.failures.take(), s.pay(s.owed()))
 	if done {
 		s.leave()
+	} else {
+		s.mu.Lock()
+		s.behind = true
+		s.mu.Unlock()
 	}
 	if err := errors.Join(failed...); err != nil {
 		return done, fmt.Errorf("work of the closed stream: %w", err)
 	}
 	return done, nil
+}
+
+// forget gives back what the stream's work needed, which has ended.
+func (s *Stream) forget() {
+	d := s.dev
+	s.waits.clear(d)
+	if s.work != nil {
+		s.work.drop(d)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.streams, s)
 }
 
 // drain waits for the work of a closed stream.
