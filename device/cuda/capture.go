@@ -156,7 +156,7 @@ func (s *Stream) BeginCapture() error {
 	return nil
 }
 
-// join makes the stream wait for an event of a capture, in which it takes part from then on. The event is locked.
+// join makes the stream wait for an event of a capture, in which it takes part from then on. Enqueuing of the event is held.
 func (s *Stream) join(call string, e *Event) error {
 	if err := s.lock(call); err != nil {
 		return err

@@ -16,9 +16,12 @@ import (
 type Event struct {
 	dev *Device
 
-	mu       sync.Mutex // taken before that of a stream, and held during the driver's calls
+	enqueuing sync.Mutex // taken before mu of a stream, and held by Record and WaitEvent, whose calls of the driver may wait for room
+
+	mu       sync.Mutex // taken after enqueuing, and held during the other calls of the driver; what it guards changes with both held
 	handle   cu.EventHandle
 	closed   bool
+	marking  bool // a Record is under way
 	recorded bool
 	capture  *capture // where the latest record is, if it was made in a capture
 }
@@ -60,20 +63,31 @@ func (s *Stream) Record(ev device.Event) error {
 	if e.dev != s.dev {
 		return errs.Invalid(call, "e", e.dev.uuid, "an event of the stream's own device; make it with that device's NewEvent")
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	e.enqueuing.Lock()
+	defer e.enqueuing.Unlock()
 	if e.closed {
 		return closed(call, "event")
 	}
+	e.mark(true)
+	defer e.mark(false)
 	var c *capture
 	err = s.enqueueMark(call, "cuEventRecord", func() cu.Result {
 		c = s.recording()
 		return s.dev.drv.EventRecord(e.handle, s.handle)
 	})
 	if err == nil {
+		e.mu.Lock()
+		defer e.mu.Unlock()
 		e.recorded, e.capture = true, c
 	}
 	return err
+}
+
+// mark notes that a Record is under way, or no more; enqueuing is held.
+func (e *Event) mark(is bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.marking = is
 }
 
 // WaitEvent makes the stream's later work wait until the latest Record of e so far is complete; e may be of another CUDA device. It does nothing if e
@@ -84,8 +98,8 @@ func (s *Stream) WaitEvent(ev device.Event) error {
 	if err != nil {
 		return err
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	e.enqueuing.Lock()
+	defer e.enqueuing.Unlock()
 	if e.closed {
 		return closed(call, "event")
 	}
@@ -105,7 +119,7 @@ func (s *Stream) WaitEvent(ev device.Event) error {
 	return err
 }
 
-// refusal says why s cannot wait for e, if it cannot. Both are locked.
+// refusal says why s cannot wait for e, if it cannot. s is locked, and enqueuing of e is held.
 func (e *Event) refusal(s *Stream) string {
 	current := s.recording()
 	switch {
@@ -148,13 +162,16 @@ func (e *Event) end() {
 	e.mu.Unlock()
 }
 
-// Query reports without waiting whether the latest record is complete; true if never recorded.
+// Query reports without waiting whether the latest record is complete; true if never recorded. A Record that has not returned yet is none that is complete.
 func (e *Event) Query() (bool, error) {
 	const call = "Query"
 	if err := e.begin(call); err != nil {
 		return false, err
 	}
 	defer e.end()
+	if e.marking {
+		return false, nil
+	}
 	r := e.dev.drv.EventQuery(e.handle)
 	if r == cu.NotReady {
 		return false, nil
@@ -213,6 +230,12 @@ func (e *Event) Since(start device.Event) (time.Duration, error) {
 		return 0, err
 	}
 	defer second.end()
+	switch { // one that is recorded again just now
+	case e.marking:
+		return 0, errs.Invalid(call, "event", "not complete", eventComplete)
+	case from.marking:
+		return 0, errs.Invalid(call, "start", "not complete", eventComplete)
+	}
 	var ms float32
 	if r := e.dev.drv.EventElapsedTime(&ms, from.handle, e.handle); r != cu.Success {
 		return 0, e.dev.check(call, "cuEventElapsedTime", r)
@@ -227,9 +250,11 @@ func (e *Event) handleNow() cu.EventHandle {
 	return e.handle
 }
 
+// eventComplete is what events must be to be compared.
+const eventComplete = "an event that is recorded and complete; Record and Synchronize it first"
+
 // complete refuses an event that was never recorded or is not complete.
 func (e *Event) complete(call, arg string) error {
-	const allowed = "an event that is recorded and complete; Record and Synchronize it first"
 	done, err := e.Query()
 	if err != nil {
 		return err
@@ -237,10 +262,10 @@ func (e *Event) complete(call, arg string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.recorded {
-		return errs.Invalid(call, arg, "never recorded", allowed)
+		return errs.Invalid(call, arg, "never recorded", eventComplete)
 	}
 	if !done {
-		return errs.Invalid(call, arg, "not complete", allowed)
+		return errs.Invalid(call, arg, "not complete", eventComplete)
 	}
 	return nil
 }
@@ -265,6 +290,8 @@ func (e *Event) Close() error {
 
 // destroy closes the event if it is open; the context is current.
 func (e *Event) destroy() error {
+	e.enqueuing.Lock()
+	defer e.enqueuing.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {

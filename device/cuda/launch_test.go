@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -386,4 +387,64 @@ func launchAtTheSameTime(t *testing.T, d *cuda.Device) {
 		told(t, s, 5, fmt.Sprintf("(and %d later failures)", launches+i-1))
 	}
 	assert.EqualValues(t, 0xa1, read(t, d, out, 1)[0])
+}
+
+// TestEventBehindAFullQueue: who asks about an event, or waits for it, waits for no other call of the event that waits for room in the queue of its stream.
+func TestEventBehindAFullQueue(t *testing.T) {
+	for _, records := range []bool{true, false} {
+		t.Run(fmt.Sprintf("records=%t", records), func(t *testing.T) {
+			drv := newFake(1).driver()
+			record, wait := drv.EventRecord, drv.StreamWaitEvent
+			var full atomic.Uintptr // the stream that has no room
+			came, room := make(chan struct{}), make(chan struct{})
+			need := func(s cu.StreamHandle) {
+				if uintptr(s) == full.Load() {
+					came <- struct{}{}
+					<-room
+				}
+			}
+			drv.EventRecord = func(e cu.EventHandle, s cu.StreamHandle) cu.Result { need(s); return record(e, s) }
+			drv.StreamWaitEvent = func(s cu.StreamHandle, e cu.EventHandle, flags uint32) cu.Result { need(s); return wait(s, e, flags) }
+			d, err := cuda.Open(&cuda.Options{Driver: drv})
+			require.NoError(t, err)
+			closeInTheEnd(t, d)
+			makeRoom := sync.OnceFunc(func() { full.Store(0); close(room) })
+			first, second, e, start := newStream(t, d), newStream(t, d), newEvent(t, d), newEvent(t, d)
+			require.NoError(t, second.Record(start))
+			require.NoError(t, second.Record(e))
+			require.NoError(t, e.Synchronize(bounded(t)))
+			t.Cleanup(makeRoom) // the first that is cleaned up
+			full.Store(first.Handle())
+			held, asked := make(chan error, 1), make(chan error, 1)
+			go func() {
+				if records {
+					held <- first.Record(e)
+				} else {
+					held <- first.WaitEvent(e)
+				}
+			}()
+			<-came
+			go func() {
+				soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				defer cancel()
+				_, since := e.Since(start)
+				complete, err := e.Query()
+				if waited := e.Synchronize(soon); complete == records || errors.Is(waited, context.DeadlineExceeded) != records || errors.Is(since, errs.ErrInvalid) != records {
+					err = fmt.Errorf("complete: %t, %w; waited for: %w; since another: %w", complete, err, waited, since)
+				}
+				asked <- err
+			}()
+			select {
+			case err := <-asked:
+				assert.NoError(t, err)
+			case <-time.After(10 * time.Second):
+				require.Fail(t, "who asks waits, too")
+			}
+			makeRoom()
+			require.NoError(t, <-held)
+			require.NoError(t, e.Synchronize(bounded(t)))
+			_, err = e.Since(start)
+			require.NoError(t, err)
+		})
+	}
 }
