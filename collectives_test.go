@@ -731,3 +731,107 @@ func TestCloseEndsWithItsContext(t *testing.T) {
 		return wantIs(r.Close(ctx), symmem.ErrClosed)
 	})
 }
+
+// TestBarrierBesideACall: a Barrier of one goroutine and a call of another that makes its plan come one after the other, in the order in which they began, though the group has one
+// order of exchanges for both.
+func TestBarrierBesideACall(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		for n := int64(1); n <= 40; n++ {
+			x, err := ones(ctx, r, n)
+			if err != nil {
+				return err
+			}
+			done := make(chan error, 1)
+			go func() { done <- r.AllReduce(ctx, x, kernels.Sum) }()
+			for !r.MakesPlan() && len(done) == 0 && ctx.Err() == nil {
+				time.Sleep(10 * time.Microsecond)
+			}
+			time.Sleep(50 * time.Microsecond) // until the call has its turn
+			if err := errors.Join(r.Barrier(ctx), <-done, first(ctx, r, x, 2), x.Close(ctx)); err != nil {
+				return fmt.Errorf("round %d: %w", n, err)
+			}
+		}
+		return nil
+	})
+}
+
+// TestBarrierAndSubGiveUpTheirTurn: a Barrier and a Sub that come while another goroutine waits for the other ranks end with their context, and the others are told when the turn comes. Then the
+// ranks are in step.
+func TestBarrierAndSubGiveUpTheirTurn(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		x, err := ones(ctx, r, 12)
+		if err != nil {
+			return err
+		}
+		sub := func(ctx context.Context) error {
+			s, err := r.Sub(ctx, []int{0, 1})
+			if err != nil {
+				return err
+			}
+			return errors.Join(s.Barrier(ctx), s.Close(ctx))
+		}
+		after := func() error { return errors.Join(r.Barrier(ctx), sub(ctx), first(ctx, r, x, 2)) }
+		store := r.Group().Store()
+		if r.Rank() == 1 {
+			if _, err := store.Get(ctx, "rank 0 has given up"); err != nil {
+				return err
+			}
+			err := r.AllReduce(ctx, x, kernels.Sum)
+			for _, call := range []error{r.Barrier(ctx), sub(ctx)} {
+				if vote, ok := errors.AsType[*group.VoteError](call); !ok || vote.Failures[0].Rank != 0 {
+					err = errors.Join(err, fmt.Errorf("nobody has told that rank 0 gave up: %w", call))
+				}
+			}
+			return errors.Join(err, after())
+		}
+		ran := make(chan error, 1)
+		go func() { ran <- r.AllReduce(ctx, x, kernels.Sum) }()
+		for !r.MakesPlan() && ctx.Err() == nil {
+			time.Sleep(100 * time.Microsecond)
+		}
+		time.Sleep(20 * time.Millisecond)
+		soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		for _, call := range []error{r.Barrier(soon), sub(soon)} {
+			if _, gaveUp := errors.AsType[*memory.TurnError](call); !gaveUp || !errors.Is(call, context.DeadlineExceeded) {
+				err = errors.Join(err, fmt.Errorf("while a plan is made: %w", call))
+			}
+		}
+		return errors.Join(err, store.Set(ctx, "rank 0 has given up", nil), <-ran, after())
+	})
+}
+
+// TestCloseBehindASub: a Close that comes while another goroutine makes a sub-group closes that, too; a Sub behind it is refused.
+func TestCloseBehindASub(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ranks, err := symmem.OpenLocal(ctx, 2, config.Default(), nobody)
+	require.NoError(t, err)
+	closing := make(chan struct{})
+	var g errgroup.Group
+	for _, r := range ranks {
+		g.Go(func() error {
+			if r.Rank() == 1 {
+				<-closing
+			}
+			made := make(chan *symmem.Rank, 1)
+			var sub errgroup.Group
+			sub.Go(func() error {
+				s, err := r.Sub(ctx, []int{0, 1})
+				made <- s
+				return err
+			})
+			if r.Rank() == 0 {
+				time.AfterFunc(100*time.Millisecond, func() { close(closing) })
+			}
+			time.Sleep(50 * time.Millisecond) // until Sub has begun
+			closed := r.Close(ctx)
+			if err := errors.Join(sub.Wait(), closed); err != nil {
+				return fmt.Errorf("rank %d: %w", r.Rank(), err)
+			}
+			_, behind := r.Sub(ctx, []int{0, 1})
+			return errors.Join(wantIs((<-made).Close(ctx), symmem.ErrClosed), wantIs(behind, symmem.ErrClosed))
+		})
+	}
+	require.NoError(t, g.Wait())
+}

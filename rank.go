@@ -1,6 +1,7 @@
 package symmem
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -111,24 +112,51 @@ func (r *Rank) FromPtr(ctx context.Context, p device.Ptr, dtype tensor.DType, sh
 // NewStream returns a stream of the rank's device. Close it before the rank.
 func (r *Rank) NewStream() (device.Stream, error) { return r.Device().NewStream() }
 
-// Barrier waits until every rank has come; it does not wait for devices. Collective.
+// Barrier waits until every rank has come; it does not wait for devices. Collective, and so behind the rank's earlier calls that are still under way: if ctx ends before
+// those have ended, the error is a [memory.TurnError], and the others are told.
 func (r *Rank) Barrier(ctx context.Context) error {
-	return r.group.Barrier(ctx, "barrier")
+	ctx, failure := errs.WithContext("Barrier", ctx, nil)
+	return r.memory.InTurn(ctx, "barrier", func(ctx context.Context, gaveUp error) error {
+		return r.group.Vote(ctx, "barrier", cmp.Or(gaveUp, failure))
+	})
 }
 
 // Err returns nil as long as the rank can be used: otherwise ErrClosed or, when another rank has died, ErrPeerLost. It is cheap.
 func (r *Rank) Err() error { return r.memory.Err() }
 
 // Sub makes a group of some of the ranks, given in ascending order as they are numbered in r; their numbers in the new group
-// are their places in the list. Collective over those ranks only. The new rank has memory of its own and shares the device,
+// are their places in the list. Collective over those ranks only, and behind the rank's earlier calls as Barrier is. The new rank has memory of its own and shares the device,
 // so its tensors can be used on r's streams. Groups may overlap. Close it before r.
 func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 	if err := errs.Given("Sub", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
+	var s *Rank
+	err := r.memory.InTurn(ctx, "making a sub-group", func(ctx context.Context, gaveUp error) error {
+		made, err := r.sub(ctx, ranks, gaveUp)
+		if gaveUp == nil {
+			s = made
+		}
+		return err
+	})
+	return s, err
+}
+
+// sub is Sub in its turn, and for a rank that may have given up.
+func (r *Rank) sub(ctx context.Context, ranks []int, gaveUp error) (*Rank, error) {
+	if err := r.memory.Closed(); err != nil { // so it is on the others, which come in the same order
+		return nil, fmt.Errorf("making a sub-group: %w", err)
+	}
 	g, err := r.group.Sub(ctx, ranks)
 	if err != nil {
 		return nil, fmt.Errorf("making a sub-group: %w", err)
+	}
+	// A rank that gave up tells the others before they open the backend, where each step needs all of them.
+	if err := g.Vote(ctx, "making a sub-group", gaveUp); err != nil {
+		err = because(ctx, err)
+		ctx, cancel := afterwards(ctx, r.timeout)
+		defer cancel()
+		return nil, fmt.Errorf("making a sub-group: %w", errors.Join(err, g.Close(ctx)))
 	}
 	env := r.env
 	env.Group, env.Opened, env.Parent = g, r.Device(), r.memory.Backend()
@@ -166,7 +194,6 @@ func (r *Rank) Close(ctx context.Context) error {
 		return fmt.Errorf("closing rank %d: %w", r.Rank(), ErrClosed)
 	}
 	r.closed = true
-	subs := slices.Clone(r.subs) // each takes itself out of the list
 	r.mu.Unlock()
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
@@ -180,20 +207,23 @@ func (r *Rank) Close(ctx context.Context) error {
 		r.mu.Unlock()
 		return fmt.Errorf("closing rank %d: %w", r.Rank(), errors.Join(err, why))
 	}
-	for _, s := range slices.Backward(subs) {
-		r.log.Warn("a sub-group was not closed before its parent", "group", s.group.Name(), "rank", s.Rank())
-		subErr := s.Close(ctx)
-		if s.open() {
-			return keep(subErr) // it has the device, and memory there
-		}
-		err = errors.Join(err, subErr)
-	}
-	// One turn of the memory for both: a collective call of another goroutine is in front of them or behind them, and on no rank between them.
+	// One turn of the memory for all: a collective call of another goroutine is in front of them or behind them, and on no rank between them.
 	var began bool
 	var memErr error
 	turnErr := r.memory.InTurn(ctx, "closing the rank", func(ctx context.Context, gaveUp error) error {
 		if gaveUp != nil {
 			return nil // the rank is closed again, which the others wait for
+		}
+		r.mu.Lock()
+		subs := slices.Clone(r.subs) // each takes itself out of the list
+		r.mu.Unlock()
+		for _, s := range slices.Backward(subs) {
+			r.log.Warn("a sub-group was not closed before its parent", "group", s.group.Name(), "rank", s.Rank())
+			subErr := s.Close(ctx)
+			if s.open() {
+				return subErr // it has the device, and memory there
+			}
+			err = errors.Join(err, subErr)
 		}
 		began = true
 		err = errors.Join(err, r.calls.close(ctx))
