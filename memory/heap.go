@@ -171,16 +171,36 @@ func pieceNumber(heap, request uint64) uint64 { return 1<<63 | heap<<32 | reques
 func roundUp(bytes int64) int64 { return (bytes + HeapAlign - 1) / HeapAlign * HeapAlign }
 
 // String names the heap alike on every rank.
-func (h *Heap) String() string { return fmt.Sprintf("heap %d", h.number) }
+func (h *Heap) String() string {
+	if h == nil {
+		return "no heap"
+	}
+	return fmt.Sprintf("heap %d", h.number)
+}
 
 // Memory is the memory that the heap is of.
-func (h *Heap) Memory() *Memory { return h.memory }
+func (h *Heap) Memory() *Memory {
+	if h == nil {
+		return nil
+	}
+	return h.memory
+}
 
 // Bytes is the size of the heap on each rank.
-func (h *Heap) Bytes() int64 { return h.entry.alloc.Bytes() }
+func (h *Heap) Bytes() int64 {
+	if h.made("Bytes") != nil {
+		return 0
+	}
+	return h.entry.alloc.Bytes()
+}
 
 // Window is the window of the whole heap. Those of its allocations have the same addresses and offsets.
-func (h *Heap) Window() *Window { return h.entry.window }
+func (h *Heap) Window() *Window {
+	if h.made("Window") != nil {
+		return nil
+	}
+	return h.entry.window
+}
 
 // made says that NewHeap has not made the heap, if it has not.
 func (h *Heap) made(op string) error {
@@ -208,6 +228,9 @@ func (h *Heap) Err() error {
 
 // Usage says how the heap's memory is used. Local.
 func (h *Heap) Usage() HeapUsage {
+	if h.made("Usage") != nil {
+		return HeapUsage{}
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	u := HeapUsage{Bytes: h.Bytes(), Free: h.spans.free, Largest: h.spans.largest()}
@@ -321,22 +344,43 @@ func (h *Heap) at(offset int64) *entry {
 	return h.live[i].entry
 }
 
+// made refuses an allocation that no heap has made.
+func (a *HeapAllocation) made(op string) error {
+	if a == nil || a.heap == nil {
+		return errs.Invalid(op, "allocation", "the zero HeapAllocation", "one that Heap.Allocate gave")
+	}
+	return nil
+}
+
+// orZero is the allocation, or a zero one for nil.
+func (a *HeapAllocation) orZero() *HeapAllocation {
+	if a == nil {
+		return new(HeapAllocation)
+	}
+	return a
+}
+
 // Window is the window of the allocation. It has the heap's addresses and offsets, of which the allocation's are those from Offset on, and a number of
 // its own, the same on every rank.
-func (a *HeapAllocation) Window() *Window { return a.window }
+func (a *HeapAllocation) Window() *Window { return a.orZero().window }
 
 // Allocation is the memory of the whole heap.
-func (a *HeapAllocation) Allocation() backend.Allocation { return a.entry.alloc }
+func (a *HeapAllocation) Allocation() backend.Allocation {
+	if a.made("Allocation") != nil {
+		return nil
+	}
+	return a.entry.alloc
+}
 
 // Offset is where in the heap the allocation begins: a multiple of [HeapAlign], and 0 for an empty one.
-func (a *HeapAllocation) Offset() int64 { return a.span.start }
+func (a *HeapAllocation) Offset() int64 { return a.orZero().span.start }
 
 // Bytes is the size that was asked for.
-func (a *HeapAllocation) Bytes() int64 { return a.bytes }
+func (a *HeapAllocation) Bytes() int64 { return a.orZero().bytes }
 
 // Err is ErrClosed once the allocation was freed, or its heap closed.
 func (a *HeapAllocation) Err() error {
-	if err := a.heap.made("Err"); err != nil {
+	if err := a.made("Err"); err != nil {
 		return err
 	}
 	if a.entry.closing.Load() || a.heap.closed.Load() {
@@ -347,6 +391,9 @@ func (a *HeapAllocation) Err() error {
 
 // Keep hands over memory of the device, which is freed when nothing works on the allocation any more: at once where that is so already.
 func (a *HeapAllocation) Keep(p device.Ptr) {
+	if a.made("Keep") != nil {
+		return
+	}
 	a.mu.Lock()
 	ended := a.entry.gone.Load() // and nobody comes for tables again
 	if !ended {
@@ -363,6 +410,7 @@ func (a *HeapAllocation) Keep(p device.Ptr) {
 
 // Place is the place in the program, file:line, that made the allocation.
 func (a *HeapAllocation) Place() string {
+	a = a.orZero()
 	n := slices.Index(a.callers[:], 0)
 	if n < 0 {
 		n = len(a.callers)
@@ -373,10 +421,10 @@ func (a *HeapAllocation) Place() string {
 // Free gives the allocation back to its heap, which gives it out again after the next [Heap.Reclaim]. Local: it waits for nothing, and work that
 // is enqueued still has the memory. Freeing twice, or after the heap was closed, is ErrClosed.
 func (a *HeapAllocation) Free() error {
-	h := a.heap
-	if err := h.made("Free"); err != nil {
+	if err := a.made("Free"); err != nil {
 		return err
 	}
+	h := a.heap
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.freed || h.closed.Load() {

@@ -41,6 +41,9 @@ func (m *Memory) kernel(k ptx.Kernel) (device.Function, error) {
 // most shared memory on a multiprocessor, so that it leaves others room for theirs while it waits. Local. ErrUnsupported on a device
 // that runs no compiled kernels; ErrInvalid for an image that is damaged or has no such kernel; ErrClosed once the memory is closed.
 func (m *Memory) Function(image []byte, name string) (device.Function, error) {
+	if err := m.made("Function"); err != nil {
+		return nil, err
+	}
 	loader, ok := m.device.(device.KernelLoader)
 	if !ok {
 		return nil, fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), errs.ErrUnsupported)
@@ -86,6 +89,9 @@ type sharer interface{ ShareMultiprocessors() error }
 // StopWord is the address of a 32-bit word that compiled kernels read while they wait: it becomes other than 0 when a member
 // of the group is lost, and they give up. Local; ErrUnsupported on a device without such words, ErrClosed once the memory is closed.
 func (m *Memory) StopWord() (device.Ptr, error) {
+	if err := m.made("StopWord"); err != nil {
+		return 0, err
+	}
 	faults, ok := m.device.(device.FaultReporter)
 	if !ok {
 		return 0, fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), errs.ErrUnsupported)

@@ -154,14 +154,25 @@ func (m *Memory) made(call string) error {
 	return nil
 }
 
+// orZero is the memory, or a zero one for nil: what cannot fail says of both what there is, which is nothing.
+func (m *Memory) orZero() *Memory {
+	if m == nil {
+		return new(Memory)
+	}
+	return m
+}
+
 // Backend is the backend below.
-func (m *Memory) Backend() backend.Backend { return m.backend }
+func (m *Memory) Backend() backend.Backend { return m.orZero().backend }
 
 // Group is the group whose ranks share the memory.
-func (m *Memory) Group() *group.Group { return m.group }
+func (m *Memory) Group() *group.Group { return m.orZero().group }
 
 // Capabilities says what the backend can do here, with the number of peers whose memory has an address in this process.
 func (m *Memory) Capabilities() backend.Capabilities {
+	if m.made("Capabilities") != nil {
+		return backend.Capabilities{}
+	}
 	c := m.backend.Capabilities()
 	if c.PeerPointers {
 		c.PointerPeers = m.group.Size() - 1
@@ -170,19 +181,22 @@ func (m *Memory) Capabilities() backend.Capabilities {
 }
 
 // Device is the device whose memory it is.
-func (m *Memory) Device() device.Device { return m.device }
+func (m *Memory) Device() device.Device { return m.orZero().device }
 
 // Channels is the number of channels for Signal, Wait and Barrier.
-func (m *Memory) Channels() int { return m.opts.Channels }
+func (m *Memory) Channels() int { return m.orZero().opts.Channels }
 
 // KernelTimeout bounds every wait of device work.
-func (m *Memory) KernelTimeout() time.Duration { return m.opts.KernelTimeout }
+func (m *Memory) KernelTimeout() time.Duration { return m.orZero().opts.KernelTimeout }
 
 // MaxBlocks is the most blocks that the kernel of a plan takes on this rank's device; 0 is no bound.
-func (m *Memory) MaxBlocks() int { return m.opts.MaxBlocks }
+func (m *Memory) MaxBlocks() int { return m.orZero().opts.MaxBlocks }
 
 // Tuning is the tables that say which form of a collective is the fastest: those that SetTuning gave, or else [tuning.Default].
 func (m *Memory) Tuning() *tuning.Set {
+	if m.made("Tuning") != nil {
+		return nil
+	}
 	if s := m.tuning.Load(); s != nil {
 		return s
 	}
@@ -192,7 +206,7 @@ func (m *Memory) Tuning() *tuning.Set {
 // SetTuning gives plans that are made from now on other tables; nil gives the default back. Every rank of the group gives the same, at the same place in the
 // order of its collective calls: it is local, and ranks that go by different tables may not agree on a form, so that making a plan is ErrMismatch. Nobody may change the tables
 // afterwards. [github.com/symmem/symmem.Open] does this with the tables that the ranks have agreed on.
-func (m *Memory) SetTuning(s *tuning.Set) { m.tuning.Store(s) }
+func (m *Memory) SetTuning(s *tuning.Set) { m.orZero().tuning.Store(s) }
 
 // capabilityOf is the compute capability of a GPU, ten times the major number plus the minor one, and 0 of other devices.
 func capabilityOf(d device.Device) int {
@@ -205,6 +219,7 @@ func capabilityOf(d device.Device) int {
 // LeastCapability is the least compute capability of the ranks' GPUs, 90 for 9.0: the ranks of a plan have one kernel. 0 on other devices. All ranks get the same once they have told each other in a
 // rendezvous, in making a plan, or in MeetCapability; before, each gets that of its own.
 func (m *Memory) LeastCapability() int {
+	m = m.orZero()
 	if c := m.capability.Load(); c != 0 {
 		return int(c)
 	}
@@ -224,7 +239,7 @@ func (m *Memory) MeetCapability(ctx context.Context) error {
 
 // Oversubscribed reports whether the group was oversubscribed ([group.Group.Oversubscribed]) when the memory was made. A rank that polls a peer's
 // flag for long may then keep that peer from setting it.
-func (m *Memory) Oversubscribed() bool { return m.oversubscribed }
+func (m *Memory) Oversubscribed() bool { return m.orZero().oversubscribed }
 
 // Err is nil as long as the memory can be used: otherwise ErrClosed or the group's error (ErrPeerLost). It is cheap.
 func (m *Memory) Err() error {
@@ -699,12 +714,15 @@ func (m *Memory) close(ctx context.Context, gaveUp error) error {
 }
 
 // Busy reports whether the last Close found this rank's device, or an earlier call, at work, and so kept everything.
-func (m *Memory) Busy() bool { return m.again.Load() }
+func (m *Memory) Busy() bool { return m.orZero().again.Load() }
 
 // Find returns the allocation that p is in, its window, and the offset of p from its first byte. It is for those who have only an address: of
 // memory that Register adopted, or that a library returned. (A tensor knows its window.) The window is nil before the rendezvous.
 // Local. ErrNotSymmetric if p is in no allocation that is not freed.
 func (m *Memory) Find(p device.Ptr) (a backend.Allocation, w *Window, offset int64, err error) {
+	if err := m.made("Find"); err != nil {
+		return nil, nil, 0, err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if e, off := m.at(p); e != nil {
@@ -762,21 +780,22 @@ func (m *Memory) checkStream(op string, s device.Stream) error {
 }
 
 // Holds reports whether a is an allocation of this memory that is not freed yet.
-func (m *Memory) Holds(a backend.Allocation) bool { return m.find(a) != nil }
+func (m *Memory) Holds(a backend.Allocation) bool { return m.orZero().find(a) != nil }
 
 // Place is the place in the program, file:line, that allocated a.
 func (m *Memory) Place(a backend.Allocation) string {
-	if e := m.find(a); e != nil {
+	if e := m.orZero().find(a); e != nil {
 		return e.place
 	}
 	return "unknown place"
 }
 
 // Logger takes this memory's events.
-func (m *Memory) Logger() *slog.Logger { return m.log }
+func (m *Memory) Logger() *slog.Logger { return m.orZero().log }
 
 // Allocations counts the allocations that are not freed yet, the memory's own workspace not counted.
 func (m *Memory) Allocations() int {
+	m = m.orZero()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := 0
@@ -880,6 +899,9 @@ const modulePath = "github.com/symmem/symmem"
 // Islands returns, by rank, the lowest rank of the island that it is in: ranks of one island have addresses of each other's memory, unless it was
 // adopted. All ranks get the same.
 func (m *Memory) Islands() []int {
+	if m.made("Islands") != nil {
+		return nil
+	}
 	of := make([]int, m.group.Size())
 	if m.backend.Capabilities().PeerPointers {
 		return of

@@ -140,9 +140,20 @@ func twoPuts(peer int) error {
 	return errs.Invalid("PrepareSend", "puts", fmt.Sprintf("two to rank %d", peer), "one a peer at most")
 }
 
+// made refuses a send that no signals have prepared.
+func (p *PreparedSend) made(call string) error {
+	if p == nil || p.signals == nil {
+		return errs.Invalid(call, "send", "the zero PreparedSend", "one that PrepareSend gave")
+	}
+	return nil
+}
+
 // Enqueue enqueues the send on s, or records it: it begins when all earlier work of s has ended. Later work of s runs when everything
 // is written. It returns at once and allocates nothing. ErrInvalid for a stream of another device; ErrClosed once the signals were closed.
 func (p *PreparedSend) Enqueue(s device.Stream) error {
+	if err := p.made("Enqueue"); err != nil {
+		return err
+	}
 	if err := p.signals.enqueues("Enqueue", s, p.channel); err != nil {
 		return err
 	}
@@ -176,6 +187,9 @@ func (p *PreparedSend) Enqueue(s device.Stream) error {
 
 // Close releases the send; nothing of it may be queued any more.
 func (p *PreparedSend) Close() error {
+	if err := p.made("Close"); err != nil {
+		return err
+	}
 	var err error
 	for _, t := range p.transfers {
 		err = errors.Join(err, t.Close())

@@ -169,6 +169,9 @@ func (m *Memory) Barrier(s device.Stream, channel int) error {
 // CanSignal reports whether every rank can signal every other one. Where peers have no addresses and the backend no other way, which is so over nccl between
 // hosts where NCCL cannot put, only those that reach each other can, and there are neither barriers nor programs with signals. All ranks have the same answer.
 func (m *Memory) CanSignal() bool {
+	if m.made("CanSignal") != nil {
+		return false
+	}
 	if m.backend.Capabilities().PeerPointers || m.group.Size() == 1 {
 		return true
 	}

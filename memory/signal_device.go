@@ -284,6 +284,9 @@ func (m *Memory) waitReason(f ptx.Fault) error {
 // WaitFailed is the error of a compiled kernel of the plan named op that gave up: a [*device.WaitError], or ErrUnsupported for a kernel that
 // was compiled with a symmem.cuh of another version.
 func (m *Memory) WaitFailed(op string, f ptx.Fault) error {
+	if err := m.made("WaitFailed"); err != nil {
+		return err
+	}
 	if f.Why == ptx.FaultVersion {
 		return fmt.Errorf("%s: its kernel was compiled with a symmem.cuh of another version than %d, which this module has; compile it again: %w",
 			op, ptx.CommVersion, errs.ErrUnsupported)

@@ -129,13 +129,18 @@ func (u *signalUser) fail(err error) error {
 func (u *signalUser) keep(err error) { u.why.CompareAndSwap(nil, &err) }
 
 // SignalsBytes is how much of a workspace [Workspace.Signals] takes, alike on all ranks.
-func (m *Memory) SignalsBytes(channels int) int64 { return m.padBytes(channels) }
+func (m *Memory) SignalsBytes(channels int) int64 {
+	if m.made("SignalsBytes") != nil {
+		return 0
+	}
+	return m.padBytes(channels)
+}
 
 // Signals makes a plan's signals on the SignalsBytes from offset, a multiple of 128, of the workspace. Collective; it fails on all
 // ranks or on none. Close them after the workspace.
 func (w *Workspace) Signals(ctx context.Context, offset int64, o *SignalsOptions) (*Signals, error) {
 	const name = "Signals"
-	if err := errors.Join(errs.Given(name, "ctx", ctx, "a context"), errs.Given(name, "o", o, "what the signals are like")); err != nil {
+	if err := errors.Join(w.made(name), errs.Given(name, "ctx", ctx, "a context"), errs.Given(name, "o", o, "what the signals are like")); err != nil {
 		return nil, err
 	}
 	return inTurn(ctx, &w.memory.collective, "making the signals of "+o.Op, func(ctx context.Context, gaveUp error) (*Signals, error) {
@@ -184,6 +189,9 @@ func (w *Workspace) makeSignals(ctx context.Context, offset int64, o *SignalsOpt
 // SignalsSome reports whether a plan's signals can be for some of the peers ([SignalsOptions.Peers]): where the CPU signals, which it does on the host device, and for
 // memory without addresses. All ranks have the same answer.
 func (m *Memory) SignalsSome() bool {
+	if m.made("SignalsSome") != nil {
+		return false
+	}
 	_, host := m.device.(device.HostMemory)
 	_, flags := m.flagger()
 	return host || flags
@@ -192,6 +200,9 @@ func (m *Memory) SignalsSome() bool {
 // MovesBetweenIslands reports whether the backend itself puts and signals to ranks that have no addresses of each other's memory, as nixl does: also where there are none such. All ranks have
 // the same answer.
 func (m *Memory) MovesBetweenIslands() bool {
+	if m.made("MovesBetweenIslands") != nil {
+		return false
+	}
 	_, moves := backend.TransferrerOf(m.backend)
 	_, flags := backend.FlaggerOf(m.backend)
 	return moves && flags
@@ -215,15 +226,29 @@ func (m *Memory) checkSignalPeers(peers [][]int) error {
 	return nil
 }
 
+// made refuses signals that no workspace has made.
+func (p *Signals) made(call string) error {
+	if p == nil || p.memory == nil {
+		return errs.Invalid(call, "signals", "the zero Signals", "those that Workspace.Signals gave")
+	}
+	return nil
+}
+
 // Fail makes nothing wait or signal any more, as after a wait in vain, because of err: the plan has failed elsewhere. It does not wait for
 // what is under way. Whoever calls it tells the plan.
 func (p *Signals) Fail(err error) {
+	if p.made("Fail") != nil {
+		return
+	}
 	p.user.keep(err)
 	p.user.dead.Store(true)
 }
 
 // usable refuses a channel that there is not, and everything after Close.
 func (p *Signals) usable(call string, channel int) error {
+	if err := p.made(call); err != nil {
+		return err
+	}
 	if channel < 0 || channel >= p.user.Channels {
 		return errs.Invalid(call, "channel", channel, fmt.Sprintf("0 to %d", p.user.Channels-1))
 	}
@@ -235,6 +260,9 @@ func (p *Signals) usable(call string, channel int) error {
 
 // enqueues refuses what the signals cannot be enqueued on.
 func (p *Signals) enqueues(call string, s device.Stream, channel int) error {
+	if err := p.made(call); err != nil {
+		return err
+	}
 	if err := p.memory.checkStream(call, s); err != nil {
 		return err
 	}
@@ -270,6 +298,9 @@ func (p *Signals) WaitAllBeside(s device.Stream, channel int) error {
 // Close releases the signals. The device must have nothing left to do for them. The stream of a graph that holds their waits has ErrClosed,
 // and the graph signals nobody. Closing twice is ErrClosed.
 func (p *Signals) Close() error {
+	if err := p.made("Close"); err != nil {
+		return err
+	}
 	if p.user.closed.Swap(true) {
 		return fmt.Errorf("closing the signals of %s: %w", p.user.Op, errs.ErrClosed)
 	}

@@ -29,7 +29,23 @@ type Window struct {
 // Number is the number of the rendezvous that made the window, from 1, and of an allocation of a [Heap] one from 2^63. It is the same on every rank, and no
 // other window of the memory has it, except that those of a heap come again after 2^32 requests to it. Two allocations that have one number at the
 // same time begin at different places of the heap. Ranks tell each other by the number and the place which memory they mean.
-func (w *Window) Number() uint64 { return w.number }
+func (w *Window) Number() uint64 { return w.orZero().number }
+
+// made refuses a window that no rendezvous has made.
+func (w *Window) made(call string) error {
+	if w == nil || w.memory == nil {
+		return errs.Invalid(call, "window", "the zero Window", "one that Rendezvous gave")
+	}
+	return nil
+}
+
+// orZero is the window, or a zero one for nil.
+func (w *Window) orZero() *Window {
+	if w == nil {
+		return new(Window)
+	}
+	return w
+}
 
 // base is the window of the heap, for that of one of its allocations; else the window itself.
 func (w *Window) base() *Window {
@@ -49,14 +65,22 @@ func (w *Window) reach() {
 }
 
 // Bytes is the size that was asked for at allocation; for an allocation of a heap, the size of the heap.
-func (w *Window) Bytes() int64 { return w.alloc.Bytes() }
+func (w *Window) Bytes() int64 {
+	if w.made("Bytes") != nil {
+		return 0
+	}
+	return w.alloc.Bytes()
+}
 
 // Adopted reports whether the copy of any rank is memory that it has adopted ([Memory.Register]). Ranks of one island may have no addresses of such copies ([Memory.Islands]), which
 // a rank that is alone on its island cannot tell from its own. All ranks get the same.
-func (w *Window) Adopted() bool { return w.base().adopted }
+func (w *Window) Adopted() bool { return w.orZero().base().adopted }
 
 // Err is ErrClosed once the allocation was freed.
 func (w *Window) Err() error {
+	if err := w.made("using a window"); err != nil {
+		return err
+	}
 	if w.closed.Load() {
 		return fmt.Errorf("window: %w", errs.ErrClosed)
 	}
@@ -64,7 +88,7 @@ func (w *Window) Err() error {
 }
 
 // Mapping is the backend's view of the window, for the backend itself; nil for an empty window.
-func (w *Window) Mapping() backend.Mapping { return w.mapping }
+func (w *Window) Mapping() backend.Mapping { return w.orZero().mapping }
 
 // Peer is the address, in this process, of the byte at offset in rank's copy; for the own rank, in this rank's. The address
 // of an empty window is nil. ErrNotReachable where the peer's memory has no address here; ErrInvalid for a rank or an offset
@@ -108,7 +132,7 @@ func (w *Window) Contiguous(offset int64) (device.Ptr, int64, error) {
 }
 
 // Allocation is the memory that the window was made of, for backends.
-func (w *Window) Allocation() backend.Allocation { return w.alloc }
+func (w *Window) Allocation() backend.Allocation { return w.orZero().alloc }
 
 // Handle is the name that the library below the backend has for the window, as a kernel argument for its device interface
 // (ncclWindow_t), and where in it the byte at offset is, in bytes; ErrUnsupported where there is no such name. For an empty

@@ -59,8 +59,19 @@ func (m *Memory) NewWorkCopies() (_ *WorkCopies, err error) {
 	return c, nil
 }
 
+// made refuses copies that NewWorkCopies did not prepare.
+func (c *WorkCopies) made(call string) error {
+	if c == nil || c.memory == nil {
+		return errs.Invalid(call, "copies", "the zero WorkCopies", "those that NewWorkCopies gave")
+	}
+	return nil
+}
+
 // Start begins copies, one after the other. They have ended when what it returns has. After an error some of them may have been made.
 func (c *WorkCopies) Start(copies ...WorkCopy) (device.HostProgress, error) {
+	if err := c.made("Start"); err != nil {
+		return nil, err
+	}
 	if c.host != nil {
 		if err := copyOnHost(c.host, copies); err != nil {
 			return nil, err
@@ -112,6 +123,9 @@ func (c *WorkCopies) give(run *copying) {
 
 // Close releases the stream. The device has nothing left to do for it.
 func (c *WorkCopies) Close() error {
+	if err := c.made("Close"); err != nil {
+		return err
+	}
 	var err error
 	if c.stream != nil {
 		err = c.stream.Close()
@@ -170,6 +184,9 @@ const killedByHost = ptx.FaultWait << 16
 
 // killBy makes signals and waits that kernels carry out give up, as the first that fails does.
 func (p *Signals) killBy(by *WorkCopies) device.HostProgress {
+	if p.made("FailByWork") != nil {
+		return nothing{}
+	}
 	d, ok := p.signals.(*deviceSignals)
 	if !ok || by == nil || by.stream == nil {
 		return nothing{}

@@ -255,11 +255,27 @@ func (m *Memory) trimWorkspace(ctx context.Context, gaveUp error) error {
 	return err
 }
 
+// made refuses a workspace that NewWorkspace did not give.
+func (w *Workspace) made(call string) error {
+	if w == nil || w.memory == nil {
+		return errs.Invalid(call, "workspace", "the zero Workspace", "one that NewWorkspace gave")
+	}
+	return nil
+}
+
 // Bytes is the size of the workspace, at least what was asked for.
-func (w *Workspace) Bytes() int64 { return w.span.bytes }
+func (w *Workspace) Bytes() int64 {
+	if w == nil {
+		return 0
+	}
+	return w.span.bytes
+}
 
 // Peer is the address in this process of the first byte of rank's part of the workspace, 4096-byte aligned.
 func (w *Workspace) Peer(rank int) (device.Ptr, error) {
+	if err := w.made("Peer"); err != nil {
+		return 0, err
+	}
 	if w.closed.Load() {
 		return 0, fmt.Errorf("workspace: %w", errs.ErrClosed)
 	}
@@ -269,6 +285,9 @@ func (w *Workspace) Peer(rank int) (device.Ptr, error) {
 // Err is ErrClosed once the workspace was closed, alone or with the memory, and nothing may work on it any more. Work that a graph has kept
 // checks it when it runs.
 func (w *Workspace) Err() error {
+	if err := w.made("using a workspace"); err != nil {
+		return err
+	}
 	if w.given.Load() {
 		return fmt.Errorf("workspace: %w", errs.ErrClosed)
 	}
@@ -278,7 +297,7 @@ func (w *Workspace) Err() error {
 // Close releases the workspace. Collective: it waits for this rank's device and for all ranks. A workspace that a peer may
 // still write, because it is lost or its device is busy, is not handed out again. Closing twice is ErrClosed.
 func (w *Workspace) Close(ctx context.Context) error {
-	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
+	if err := errors.Join(w.made("Close"), errs.Given("Close", "ctx", ctx, "a context")); err != nil {
 		return err
 	}
 	return w.memory.collective.do(ctx, "closing a workspace", w.close)

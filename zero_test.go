@@ -1,0 +1,50 @@
+package symmem_test
+
+import (
+	"context"
+	"reflect"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/memory"
+)
+
+// TestZeroValues: methods of a zero value, and of a nil pointer, do not panic: what can fail is ErrInvalid, and the rest gives what there is, which is nothing.
+func TestZeroValues(t *testing.T) {
+	for _, zero := range []any{
+		&memory.Memory{}, &memory.Heap{}, &memory.HeapAllocation{}, &memory.Window{}, &memory.Transfer{}, &memory.Signals{}, &memory.PreparedSend{}, &memory.WorkCopies{}, &memory.Workspace{},
+	} {
+		for _, v := range []reflect.Value{reflect.ValueOf(zero), reflect.Zero(reflect.TypeOf(zero))} {
+			for i := range v.NumMethod() {
+				call := v.Type().String() + "." + v.Type().Method(i).Name
+				if v.IsNil() {
+					call += " of nil"
+				}
+				var results []reflect.Value
+				if assert.NotPanics(t, func() { results = v.Method(i).Call(arguments(t, v.Method(i).Type())) }, call) && len(results) > 0 {
+					if last := results[len(results)-1]; last.Type() == reflect.TypeFor[error]() {
+						err, _ := last.Interface().(error)
+						assert.ErrorIs(t, err, symmem.ErrInvalid, call)
+					}
+				}
+			}
+		}
+	}
+}
+
+// arguments are a context for each of a function, and zero values for the rest.
+func arguments(t *testing.T, f reflect.Type) []reflect.Value {
+	var all []reflect.Value
+	for i := range f.NumIn() {
+		switch in := f.In(i); {
+		case f.IsVariadic() && i == f.NumIn()-1:
+		case in == reflect.TypeFor[context.Context]():
+			all = append(all, reflect.ValueOf(t.Context()))
+		default:
+			all = append(all, reflect.Zero(in))
+		}
+	}
+	return all
+}
