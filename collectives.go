@@ -24,7 +24,7 @@ const MaxPlans = 128
 
 // AllReduce combines t on all ranks by op, in place, on the rank's own stream. See [kernels.NewAllReduce].
 func (r *Rank) AllReduce(ctx context.Context, t tensor.SymmetricTensor, op kernels.Op) error {
-	c, found, err := r.calls.find(planKey{call: "AllReduce", op: op}, t, t)
+	c, found, err := r.plans().find(planKey{call: "AllReduce", op: op}, t, t)
 	if found || err != nil {
 		return err
 	}
@@ -35,7 +35,7 @@ func (r *Rank) AllReduce(ctx context.Context, t tensor.SymmetricTensor, op kerne
 
 // AllReduceMany combines each of ts on all ranks by op, in place, in one launch on the rank's own stream. See [kernels.NewAllReduceMany].
 func (r *Rank) AllReduceMany(ctx context.Context, ts []tensor.SymmetricTensor, op kernels.Op) error {
-	c, found, err := r.calls.findMany(planKey{call: "AllReduceMany", op: op}, ts)
+	c, found, err := r.plans().findMany(planKey{call: "AllReduceMany", op: op}, ts)
 	if found || err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (r *Rank) AllReduceMany(ctx context.Context, ts []tensor.SymmetricTensor, o
 
 // ReduceScatter combines in on all ranks by op and gives each its share, in out, on the rank's own stream. See [kernels.NewReduceScatter].
 func (r *Rank) ReduceScatter(ctx context.Context, in, out tensor.SymmetricTensor, op kernels.Op) error {
-	c, found, err := r.calls.find(planKey{call: "ReduceScatter", op: op}, in, out)
+	c, found, err := r.plans().find(planKey{call: "ReduceScatter", op: op}, in, out)
 	if found || err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (r *Rank) ReduceScatter(ctx context.Context, in, out tensor.SymmetricTensor
 
 // Reduce combines in on all ranks by op into root's out, on the rank's own stream. See [kernels.NewReduce].
 func (r *Rank) Reduce(ctx context.Context, in, out tensor.SymmetricTensor, op kernels.Op, root int) error {
-	c, found, err := r.calls.find(planKey{call: "Reduce", op: op, root: root}, in, out)
+	c, found, err := r.plans().find(planKey{call: "Reduce", op: op, root: root}, in, out)
 	if found || err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func (r *Rank) Reduce(ctx context.Context, in, out tensor.SymmetricTensor, op ke
 
 // AllGather gives every rank all ranks' in, in out, on the rank's own stream. See [kernels.NewAllGather].
 func (r *Rank) AllGather(ctx context.Context, in, out tensor.SymmetricTensor) error {
-	c, found, err := r.calls.find(planKey{call: "AllGather"}, in, out)
+	c, found, err := r.plans().find(planKey{call: "AllGather"}, in, out)
 	if found || err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func (r *Rank) AllGather(ctx context.Context, in, out tensor.SymmetricTensor) er
 
 // Broadcast gives every rank root's t, on the rank's own stream. See [kernels.NewBroadcast].
 func (r *Rank) Broadcast(ctx context.Context, t tensor.SymmetricTensor, root int) error {
-	c, found, err := r.calls.find(planKey{call: "Broadcast", root: root}, t, t)
+	c, found, err := r.plans().find(planKey{call: "Broadcast", root: root}, t, t)
 	if found || err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func (r *Rank) Broadcast(ctx context.Context, t tensor.SymmetricTensor, root int
 
 // AllToAll gives every rank its block of each rank's in, in out, on the rank's own stream. See [kernels.NewAllToAll].
 func (r *Rank) AllToAll(ctx context.Context, in, out tensor.SymmetricTensor) error {
-	c, found, err := r.calls.find(planKey{call: "AllToAll"}, in, out)
+	c, found, err := r.plans().find(planKey{call: "AllToAll"}, in, out)
 	if found || err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (r *Rank) AllToAll(ctx context.Context, in, out tensor.SymmetricTensor) err
 // Stream returns the rank's own stream, on which the collectives that are methods of the rank run, and made it if this is the first call. Work that
 // has to be in front of a collective, or behind it, goes there too. It is the rank's to close.
 func (r *Rank) Stream() (device.Stream, error) {
-	return r.calls.own()
+	return r.plans().own()
 }
 
 // Synchronize waits until all work on the rank's own stream has ended, or ctx ends, and returns its first error.
@@ -120,6 +120,9 @@ func (r *Rank) Synchronize(ctx context.Context) error {
 	}
 	return s.Synchronize(ctx)
 }
+
+// plans is the plans of the rank's calls; nil for a rank that Open did not make.
+func (r *Rank) plans() *planCache { return r.orZero().calls }
 
 // planCache is the plans of one rank's calls.
 type planCache struct {
@@ -224,6 +227,9 @@ func (w *call) lasting() {
 
 // find runs the plan of a call on two tensors, which may be one, if there is a plan. Else it gives the call.
 func (c *planCache) find(key planKey, in, out tensor.SymmetricTensor) (*call, bool, error) {
+	if c == nil {
+		return nil, false, (*Rank)(nil).made(key.call)
+	}
 	var inKnown, outKnown bool
 	var failure, outFailure error
 	key.in, inKnown, failure = c.placeOf(key.call, "in", in)
@@ -242,6 +248,9 @@ func (c *planCache) find(key planKey, in, out tensor.SymmetricTensor) (*call, bo
 
 // findMany is find for a list.
 func (c *planCache) findMany(key planKey, ts []tensor.SymmetricTensor) (*call, bool, error) {
+	if c == nil {
+		return nil, false, (*Rank)(nil).made(key.call)
+	}
 	var failure error
 	known := true
 	places := make([]byte, 0, 32*len(ts))
@@ -363,6 +372,9 @@ func (c *planCache) enqueue(p *cachedPlan, s device.Stream) error {
 
 // own is the rank's own stream.
 func (c *planCache) own() (device.Stream, error) {
+	if c == nil {
+		return nil, (*Rank)(nil).made("Stream")
+	}
 	c.streamMu.Lock()
 	defer c.streamMu.Unlock()
 	if c.closed {

@@ -69,52 +69,86 @@ type Rank struct {
 	subs   []*Rank
 }
 
+// made refuses a rank that Open did not make.
+func (r *Rank) made(call string) error {
+	if r == nil || r.memory == nil {
+		return errs.Invalid(call, "rank", "the zero Rank", "one that Open, OpenLocal or Sub gave")
+	}
+	return nil
+}
+
+// orZero is the rank, or a zero one for nil.
+func (r *Rank) orZero() *Rank {
+	if r == nil {
+		return new(Rank)
+	}
+	return r
+}
+
 // Rank returns this rank's number in its group, from 0.
-func (r *Rank) Rank() int { return r.group.Rank() }
+func (r *Rank) Rank() int {
+	if r.made("Rank") != nil {
+		return 0
+	}
+	return r.group.Rank()
+}
 
 // WorldSize returns the number of ranks in the group.
-func (r *Rank) WorldSize() int { return r.group.Size() }
+func (r *Rank) WorldSize() int {
+	if r.made("WorldSize") != nil {
+		return 0
+	}
+	return r.group.Size()
+}
 
 // Group returns the group: who the ranks are, and how they exchange small things.
-func (r *Rank) Group() *group.Group { return r.group }
+func (r *Rank) Group() *group.Group { return r.orZero().group }
 
 // Device returns the device that the rank's memory is on.
-func (r *Rank) Device() device.Device { return r.memory.Device() }
+func (r *Rank) Device() device.Device { return r.Memory().Device() }
 
 // Memory returns the rank's symmetric memory, below the tensors.
-func (r *Rank) Memory() *memory.Memory { return r.memory }
+func (r *Rank) Memory() *memory.Memory { return r.orZero().memory }
 
 // Backend returns the name of the backend that was chosen.
-func (r *Rank) Backend() string { return r.name }
+func (r *Rank) Backend() string { return r.orZero().name }
 
 // Refusals says why the backends that were preferred to the chosen one could not be used.
-func (r *Rank) Refusals() []backend.Refusal { return slices.Clone(r.refusals) }
+func (r *Rank) Refusals() []backend.Refusal { return slices.Clone(r.orZero().refusals) }
 
 // Capabilities says what the backend can do here, and how many of the other ranks have addresses in this process.
-func (r *Rank) Capabilities() backend.Capabilities { return r.memory.Capabilities() }
+func (r *Rank) Capabilities() backend.Capabilities { return r.Memory().Capabilities() }
 
 // Zeros allocates a symmetric tensor, filled with zeros: every rank does the same, then Rendezvous. See [tensor.Zeros].
 func (r *Rank) Zeros(ctx context.Context, dtype tensor.DType, shape ...int64) (*tensor.Tensor, error) {
-	return tensor.Zeros(ctx, r.memory, dtype, shape...)
+	return tensor.Zeros(ctx, r.Memory(), dtype, shape...)
 }
 
 // NewHeap makes a symmetric heap of bytes: collective, once, and then tensors come from it without any exchange between the ranks, in some
 // microseconds. See [tensor.NewHeap] and [tensor.Heap.Zeros].
 func (r *Rank) NewHeap(ctx context.Context, bytes int64) (*tensor.Heap, error) {
-	return tensor.NewHeap(ctx, r.memory, bytes)
+	return tensor.NewHeap(ctx, r.Memory(), bytes)
 }
 
 // FromPtr makes a symmetric tensor of device memory that the caller owns. See [tensor.FromPtr].
 func (r *Rank) FromPtr(ctx context.Context, p device.Ptr, dtype tensor.DType, shape ...int64) (*tensor.Tensor, error) {
-	return tensor.FromPtr(ctx, r.memory, p, dtype, shape...)
+	return tensor.FromPtr(ctx, r.Memory(), p, dtype, shape...)
 }
 
 // NewStream returns a stream of the rank's device. Close it before the rank.
-func (r *Rank) NewStream() (device.Stream, error) { return r.Device().NewStream() }
+func (r *Rank) NewStream() (device.Stream, error) {
+	if err := r.made("NewStream"); err != nil {
+		return nil, err
+	}
+	return r.Device().NewStream()
+}
 
 // Barrier waits until every rank has come; it does not wait for devices. Collective, and so behind the rank's earlier calls that are still under way: if ctx ends before
 // those have ended, the error is a [memory.TurnError], and the others are told.
 func (r *Rank) Barrier(ctx context.Context) error {
+	if err := r.made("Barrier"); err != nil {
+		return err
+	}
 	ctx, failure := errs.WithContext("Barrier", ctx, nil)
 	return r.memory.InTurn(ctx, "barrier", func(ctx context.Context, gaveUp error) error {
 		return r.group.Vote(ctx, "barrier", cmp.Or(gaveUp, failure))
@@ -122,12 +156,15 @@ func (r *Rank) Barrier(ctx context.Context) error {
 }
 
 // Err returns nil as long as the rank can be used: otherwise ErrClosed or, when another rank has died, ErrPeerLost. It is cheap.
-func (r *Rank) Err() error { return r.memory.Err() }
+func (r *Rank) Err() error { return r.Memory().Err() }
 
 // Sub makes a group of some of the ranks, given in ascending order as they are numbered in r; their numbers in the new group
 // are their places in the list. Collective over those ranks only, and behind the rank's earlier calls as Barrier is. The new rank has memory of its own and shares the device,
 // so its tensors can be used on r's streams. Groups may overlap. Close it before r.
 func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
+	if err := r.made("Sub"); err != nil {
+		return nil, err
+	}
 	if err := errs.Given("Sub", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
@@ -185,6 +222,9 @@ func (r *Rank) sub(ctx context.Context, ranks []int, gaveUp error) (*Rank, error
 // youngest first. If ctx ends while the rank's device still works on symmetric memory, or an earlier collective call is under way, what is left is kept: close
 // again. The others are told that, for which Close waits up to 5 seconds for them. Otherwise the rank is closed whatever the error says. A second Close returns ErrClosed.
 func (r *Rank) Close(ctx context.Context) error {
+	if err := r.made("Close"); err != nil {
+		return err
+	}
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return err
 	}

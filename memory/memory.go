@@ -714,7 +714,7 @@ func (m *Memory) close(ctx context.Context, gaveUp error) error {
 }
 
 // Busy reports whether the last Close found this rank's device, or an earlier call, at work, and so kept everything.
-func (m *Memory) Busy() bool { return m.orZero().again.Load() }
+func (m *Memory) Busy() bool { return m != nil && m.again.Load() }
 
 // Find returns the allocation that p is in, its window, and the offset of p from its first byte. It is for those who have only an address: of
 // memory that Register adopted, or that a library returned. (A tensor knows its window.) The window is nil before the rendezvous.

@@ -126,39 +126,67 @@ func newOwner(m *memory.Memory, a backend.Allocation, name string, bytes int64, 
 
 func (t *Tensor) tensor() *Tensor { return t }
 
+// orZero is the tensor, or a zero one for nil.
+func (t *Tensor) orZero() *Tensor {
+	if t == nil {
+		return new(Tensor)
+	}
+	return t
+}
+
 // DType is the type of the elements.
-func (t *Tensor) DType() DType { return t.dtype }
+func (t *Tensor) DType() DType { return t.orZero().dtype }
 
 // Shape is the size of each dimension. It must not be changed.
-func (t *Tensor) Shape() Shape { return t.shape }
+func (t *Tensor) Shape() Shape { return t.orZero().shape }
 
 // NumElements is the number of elements of one rank's copy.
-func (t *Tensor) NumElements() int64 { return t.shape.NumElements() }
+func (t *Tensor) NumElements() int64 {
+	if t == nil || t.storage == nil {
+		return 0 // and no scalar
+	}
+	return t.shape.NumElements()
+}
 
 // Bytes is the size of one rank's copy.
-func (t *Tensor) Bytes() int64 { return t.bytes }
+func (t *Tensor) Bytes() int64 { return t.orZero().bytes }
 
 // Rank is this rank in the group that has the tensor.
-func (t *Tensor) Rank() int { return t.storage.memory.Group().Rank() }
+func (t *Tensor) Rank() int {
+	if t == nil || t.storage == nil {
+		return 0
+	}
+	return t.storage.memory.Group().Rank()
+}
 
 // WorldSize is the number of ranks that have the tensor.
-func (t *Tensor) WorldSize() int { return t.storage.memory.Group().Size() }
+func (t *Tensor) WorldSize() int {
+	if t == nil || t.storage == nil {
+		return 0
+	}
+	return t.storage.memory.Group().Size()
+}
 
 // Device is the device that holds this rank's copy.
-func (t *Tensor) Device() device.Device { return t.storage.memory.Device() }
+func (t *Tensor) Device() device.Device { return t.Memory().Device() }
 
 // Memory is the symmetric memory that the tensor lies in.
-func (t *Tensor) Memory() *memory.Memory { return t.storage.memory }
+func (t *Tensor) Memory() *memory.Memory {
+	if t == nil || t.storage == nil {
+		return nil
+	}
+	return t.storage.memory
+}
 
 // Offset is how many bytes into its allocation the tensor begins: 0 unless it is a slice, or from a [Heap], where it counts in the heap.
-func (t *Tensor) Offset() int64 { return t.offset }
+func (t *Tensor) Offset() int64 { return t.orZero().offset }
 
 // Name is what the tensor was named, as are the slices of it; "" if it has no name.
-func (t *Tensor) Name() string { return t.name }
+func (t *Tensor) Name() string { return t.orZero().name }
 
 // String describes the tensor for logs and errors.
 func (t *Tensor) String() string {
-	if t.storage == nil {
+	if t == nil || t.storage == nil {
 		return "no tensor"
 	}
 	if t.name != "" {
@@ -170,7 +198,7 @@ func (t *Tensor) String() string {
 // Err is nil as long as the tensor can be used, and ErrClosed once it, what it is a slice of, or its group was closed. It is cheap. That a
 // peer was lost is the group's to tell: see [memory.Memory.Err].
 func (t *Tensor) Err() error {
-	if t.storage == nil {
+	if t == nil || t.storage == nil {
 		return errs.Invalid("using a tensor", "tensor", "the zero Tensor", "one that Zeros, ZerosNamed, FromPtr, Slice, Sub or a Heap gave")
 	}
 	if t.ended() {
@@ -225,20 +253,26 @@ func (t *Tensor) view(p device.Ptr, shape Shape) *View {
 
 // Ptr is the address of this rank's first element; nil for an empty tensor.
 func (t *Tensor) Ptr() device.Ptr {
-	if t.bytes == 0 {
+	if t.Bytes() == 0 {
 		return 0
 	}
 	return t.storage.alloc.Ptr().Add(t.offset)
 }
 
 // Local is the view on this rank's copy. It needs no rendezvous.
-func (t *Tensor) Local() *View { return t.view(t.Ptr(), t.shape) }
+func (t *Tensor) Local() *View {
+	if t == nil || t.storage == nil {
+		return new(View)
+	}
+	return t.view(t.Ptr(), t.shape)
+}
 
 // Rendezvous makes every rank's copy reachable by all. Collective: every rank comes with a tensor of the same name, dtype, shape and
 // offset, in the same order; otherwise every rank gets ErrMismatch with everybody's value. A tensor that has had its
 // rendezvous, or a slice of one, returns at once, on each rank by itself; that of a slice is not its tensor's. It blocks until all ranks
 // have come or ctx has ended. A rank whose tensor was closed before comes too, and is ErrClosed; the others are told.
 func (t *Tensor) Rendezvous(ctx context.Context) error {
+	t = t.orZero()
 	if err := errs.Given("Rendezvous", "ctx", ctx, "a context"); err != nil {
 		return named(t.name, err)
 	}
@@ -299,6 +333,7 @@ func (t *Tensor) Remote(rank int) (*View, error) {
 // rendezvous: every rank comes, in the same order. Again, and for a slice of memory that has it, it is nothing. It blocks until all ranks
 // have come or ctx has ended. See [memory.Memory.EnableMulticast] for the errors and for what it takes.
 func (t *Tensor) EnableMulticast(ctx context.Context) error {
+	t = t.orZero()
 	if err := errs.Given("EnableMulticast", "ctx", ctx, "a context"); err != nil {
 		return named(t.name, err)
 	}
@@ -393,6 +428,7 @@ func (t *Tensor) PeerTable() (device.Ptr, error) {
 // rendezvous of its own once t has had one, before or after. It ends with t. Local. ErrInvalid for a scalar, or a range outside of the
 // dimension.
 func (t *Tensor) Slice(start, end int64) (SymmetricTensor, error) {
+	t = t.orZero()
 	part, err := t.slice(start, end)
 	if err != nil {
 		return nil, named(t.name, err)
@@ -419,6 +455,7 @@ func (t *Tensor) slice(start, end int64) (*Tensor, error) {
 // Sub is a tensor of the given shape on the same memory, beginning offset elements after t's first. Otherwise it is as Slice. ErrInvalid
 // where it does not lie inside of t.
 func (t *Tensor) Sub(offset int64, shape ...int64) (SymmetricTensor, error) {
+	t = t.orZero()
 	part, err := t.sub("Sub", offset, shape)
 	if err != nil {
 		return nil, named(t.name, err)
@@ -474,6 +511,7 @@ func Lasting(t SymmetricTensor) (SymmetricTensor, error) {
 // slice's Close ends the slice and slices of it, locally, and gives nothing back. That of a tensor from a [Heap] is local too, and waits for
 // nothing: see [Heap.Zeros]. Closing twice is ErrClosed.
 func (t *Tensor) Close(ctx context.Context) error {
+	t = t.orZero()
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return named(t.name, err)
 	}

@@ -33,29 +33,43 @@ func newView(d device.Device, p device.Ptr, name string, dtype DType, shape Shap
 	return &View{device: d, ptr: p, name: name, dtype: dtype, shape: slices.Clone(shape), strides: strides, alive: alive}
 }
 
+// orZero is the view, or a zero one for nil.
+func (v *View) orZero() *View {
+	if v == nil {
+		return new(View)
+	}
+	return v
+}
+
 // Ptr is the address of the first element; nil if there are none.
-func (v *View) Ptr() device.Ptr { return v.ptr }
+func (v *View) Ptr() device.Ptr { return v.orZero().ptr }
 
 // DType is the type of the elements.
-func (v *View) DType() DType { return v.dtype }
+func (v *View) DType() DType { return v.orZero().dtype }
 
 // Shape is the size of each dimension. It must not be changed.
-func (v *View) Shape() Shape { return v.shape }
+func (v *View) Shape() Shape { return v.orZero().shape }
 
 // Strides gives for each dimension the distance from one index to the next, in elements. It must not be changed.
-func (v *View) Strides() []int64 { return v.strides }
+func (v *View) Strides() []int64 { return v.orZero().strides }
 
 // NumElements is the number of elements.
-func (v *View) NumElements() int64 { return v.shape.NumElements() }
+func (v *View) NumElements() int64 {
+	if v == nil || v.alive == nil {
+		return 0 // and no scalar
+	}
+	return v.shape.NumElements()
+}
 
 // Bytes is the size of all elements together, gaps between them not counted.
-func (v *View) Bytes() int64 { return v.NumElements() * v.dtype.Bytes() }
+func (v *View) Bytes() int64 { return v.NumElements() * v.DType().Bytes() }
 
 // Device is the device that the view's address is one of: this rank's, for other ranks' copies too.
-func (v *View) Device() device.Device { return v.device }
+func (v *View) Device() device.Device { return v.orZero().device }
 
 // Index gives the view of the i-th part along the first dimension, from 0. ErrInvalid for a scalar, and for an i that does not exist.
 func (v *View) Index(i int64) (*View, error) {
+	v = v.orZero()
 	if len(v.shape) == 0 {
 		return nil, named(v.name, errs.Invalid("Index", "view", "a scalar", "a view of at least one dimension"))
 	}

@@ -911,8 +911,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "a memory that Close kept is not busy", tests: inSuite,
-		old: "return m.again.Load() }",
-		new: "return false }",
+		old: "m.again.Load() }",
+		new: "false }",
 	},
 	{
 		file: "memory/record.go", why: "ranks do not compare: backend", tests: inSuite,
