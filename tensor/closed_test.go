@@ -13,6 +13,7 @@ import (
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -103,5 +104,39 @@ func TestSliceClosesOnce(t *testing.T) {
 			}
 		}
 		return x.Close(ctx)
+	})
+}
+
+// TestRendezvousEndsWithItsContext: a Rendezvous beside one of another goroutine, of the same tensor, waits no longer than its own context lasts. When the first has been the
+// tensor's rendezvous the ranks are in step.
+func TestRendezvousEndsWithItsContext(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		x, err := r.Zeros(ctx, tensor.Float32, 8)
+		if err != nil {
+			return err
+		}
+		store := r.Group().Store()
+		if r.Rank() == 1 {
+			if _, err := store.Get(ctx, "rank 0 has given up"); err != nil {
+				return err
+			}
+			return errors.Join(x.Rendezvous(ctx), x.Rendezvous(ctx), r.Barrier(ctx), x.Close(ctx))
+		}
+		met := make(chan error, 1)
+		go func() { met <- x.Rendezvous(ctx) }()
+		time.Sleep(50 * time.Millisecond) // until it waits for rank 1
+		soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		beside := make(chan error, 1)
+		go func() { beside <- x.Rendezvous(soon) }()
+		select {
+		case gaveUp := <-beside:
+			if _, ok := errors.AsType[*memory.TurnError](gaveUp); !ok || !errors.Is(gaveUp, context.DeadlineExceeded) {
+				err = fmt.Errorf("the second gives %w", gaveUp)
+			}
+		case <-time.After(5 * time.Second):
+			err = errors.New("the second waits longer than its context")
+		}
+		return errors.Join(err, store.Set(ctx, "rank 0 has given up", nil), <-met, r.Barrier(ctx), x.Close(ctx))
 	})
 }

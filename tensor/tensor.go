@@ -31,7 +31,7 @@ type Tensor struct {
 	window atomic.Pointer[memory.Window] // nil before a rendezvous of this very tensor
 	closed atomic.Bool
 
-	mu    sync.Mutex // serialises Rendezvous and PeerTable
+	mu    sync.Mutex // serialises PeerTable
 	table device.Ptr
 }
 
@@ -279,20 +279,24 @@ func (t *Tensor) Rendezvous(ctx context.Context) error {
 	if t.storage == nil {
 		return t.Err()
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	if t.met() != nil {
 		return t.Err() // the others do not come again, also where this rank has closed it; a heap's tensor has had it from the beginning
 	}
 	m := t.storage.memory
-	alloc := t.storage.alloc
-	if t.ended() {
-		alloc = nil // the others may be waiting: come, and tell them
-	}
-	w, err := m.Rendezvous(ctx, alloc, memory.Record{DType: t.dtype.String(), Shape: t.shape.String(), Offset: t.offset})
-	if err == nil {
-		t.window.Store(w) // the others have it too, whatever was closed meanwhile
-	}
+	err := m.InTurn(ctx, "rendezvous", func(ctx context.Context, _ error) error {
+		if t.met() != nil {
+			return nil // an earlier call of another goroutine was its rendezvous, for the others too
+		}
+		alloc := t.storage.alloc
+		if t.ended() {
+			alloc = nil // the others may be waiting: come, and tell them
+		}
+		w, err := m.Rendezvous(ctx, alloc, memory.Record{DType: t.dtype.String(), Shape: t.shape.String(), Offset: t.offset})
+		if err == nil {
+			t.window.Store(w) // the others have it too, whatever was closed meanwhile
+		}
+		return err
+	})
 	if closed := t.Err(); closed != nil {
 		return closed
 	}
