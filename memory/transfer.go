@@ -56,7 +56,10 @@ type Transfer struct {
 	sides    []side // whose memory must still be there
 	prepared mover
 
+	enqueuing sync.Mutex // taken before mu, and held by Post and WaitOn, which may wait for room in a stream's queue
+
 	mu       sync.Mutex
+	posting  bool // a Post is under way
 	state    TransferState
 	captured bool // the last post was recorded in a graph, whose launches the host does not see
 	err      error
@@ -173,17 +176,15 @@ func (t *Transfer) Post(s device.Stream) error {
 	if err := t.made("Post"); err != nil {
 		return err
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.enqueuing.Lock()
+	defer t.enqueuing.Unlock()
 	if err := t.memory.checkStream("Post", s); err != nil {
 		return err
 	}
-	if err := t.usable(); err != nil {
-		return fmt.Errorf("posting a transfer: %w", err)
+	if err := t.beginPost(); err != nil {
+		return err
 	}
-	if t.refresh(); t.state == TransferInProgress {
-		return fmt.Errorf("posting a transfer: wait for its last post first: %w", errs.ErrInProgress)
-	}
+	defer t.endPost()
 	if err := useSides(t.sides); err != nil {
 		return fmt.Errorf("posting a transfer: %w", err)
 	}
@@ -196,6 +197,8 @@ func (t *Transfer) Post(s device.Stream) error {
 			return err
 		}
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.captured, t.err, t.cut = captured, nil, err
 	if !captured {
 		t.state = TransferInProgress
@@ -203,18 +206,41 @@ func (t *Transfer) Post(s device.Stream) error {
 	return err
 }
 
+// beginPost notes that a Post is under way, unless there must be none. endPost ends it.
+func (t *Transfer) beginPost() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.usable(); err != nil {
+		return fmt.Errorf("posting a transfer: %w", err)
+	}
+	if t.refresh(); t.state == TransferInProgress {
+		return fmt.Errorf("posting a transfer: wait for its last post first: %w", errs.ErrInProgress)
+	}
+	t.posting = true
+	return nil
+}
+
+func (t *Transfer) endPost() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.posting = false
+}
+
 // WaitOn holds the later work of s up until the last post has ended. It returns at once. ErrNotPosted before the first post.
 func (t *Transfer) WaitOn(s device.Stream) error {
 	if err := t.made("WaitOn"); err != nil {
 		return err
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.enqueuing.Lock()
+	defer t.enqueuing.Unlock()
 	if err := t.memory.checkStream("WaitOn", s); err != nil {
 		return err
 	}
-	if err := t.posted(); err != nil {
-		return fmt.Errorf("waiting for a transfer: %w", err)
+	t.mu.Lock()
+	asked := t.posted()
+	t.mu.Unlock()
+	if asked != nil {
+		return fmt.Errorf("waiting for a transfer: %w", asked)
 	}
 	return t.prepared.WaitOn(s)
 }
@@ -228,6 +254,9 @@ func (t *Transfer) Status() (TransferState, error) {
 	defer t.mu.Unlock()
 	if t.closed {
 		return 0, fmt.Errorf("transfer: %w", errs.ErrClosed)
+	}
+	if t.posting {
+		return TransferInProgress, nil
 	}
 	t.refresh()
 	return t.state, t.err
@@ -267,7 +296,7 @@ func (t *Transfer) Close() error {
 	if t.closed {
 		return fmt.Errorf("closing a transfer: %w", errs.ErrClosed)
 	}
-	if t.refresh(); t.state == TransferInProgress {
+	if t.refresh(); t.posting || t.state == TransferInProgress {
 		return fmt.Errorf("closing a transfer: wait for it first: %w", errs.ErrInProgress)
 	}
 	t.closed = true

@@ -205,3 +205,62 @@ func unmarkedPost(ctx context.Context, x *memory.Transfer, s *failingStream, cop
 	}
 	return nil
 }
+
+// fullStream is a stream whose queue is full: copies wait for room.
+type fullStream struct {
+	device.Stream
+	came, room chan struct{}
+}
+
+func (s fullStream) Copy(dst, src device.Ptr, bytes int64) error {
+	s.came <- struct{}{}
+	<-s.room
+	return s.Stream.Copy(dst, src, bytes)
+}
+
+// TestTransferBehindAFullQueue: who asks about a transfer, waits for it or closes it waits for no Post that waits for room in the queue of its stream.
+func TestTransferBehindAFullQueue(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		return backendtest.WithMemory(ctx, g, b, func(m *memory.Memory) error {
+			return backendtest.WithWindow(ctx, m, 4096, func(w *memory.Window) error { return askedWhilePosted(ctx, m, w) })
+		})
+	}))
+}
+
+func askedWhilePosted(ctx context.Context, m *memory.Memory, w *memory.Window) (err error) {
+	s, err := m.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	x, err := m.PrepareTransfer(backend.Write, 1-m.Group().Rank(), []memory.TransferBlock{{Local: w.Allocation().Ptr(), Window: w, Offset: 2048, Bytes: 64}})
+	if err != nil {
+		return err
+	}
+	full := fullStream{s, make(chan struct{}), make(chan struct{})}
+	posted, asked := make(chan error, 1), make(chan error, 1)
+	go func() { posted <- x.Post(full) }()
+	<-full.came
+	go func() {
+		soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		state, err := x.Status()
+		waited, closed := x.Wait(soon), x.Close()
+		if state != memory.TransferInProgress || err != nil || !errors.Is(waited, errs.ErrNotPosted) || !errors.Is(closed, errs.ErrInProgress) {
+			err = fmt.Errorf("while it is posted it is %v: %w; waited for: %w; closed: %w", state, err, waited, closed)
+		}
+		asked <- err
+	}()
+	var late error
+	select {
+	case late = <-asked:
+	case <-time.After(5 * time.Second):
+		late = errors.New("who asks waits, too")
+	}
+	close(full.room)
+	return errors.Join(late, <-posted, x.Wait(ctx), x.Close())
+}
