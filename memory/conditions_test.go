@@ -119,3 +119,24 @@ func TestRefusedErrorFolds(t *testing.T) {
 	require.EqualError(t, e, "none of the backends a, b can be used:\n\ta on ranks 0-3: no driver\n\tb on rank 2: no driver")
 	requireConditions(t, []error{e}, errs.ErrUnavailable, errs.ErrUnsupported)
 }
+
+// TestNothingGiven: what is needed and not there is refused.
+func TestNothingGiven(t *testing.T) {
+	var none context.Context
+	groups, err := group.Local(1, nil)
+	require.NoError(t, err)
+	for what, open := range map[string]func() (*memory.Memory, error){
+		"no context":     func() (*memory.Memory, error) { return memory.Open(none, "host", &backend.Env{Group: groups[0]}, nil) },
+		"no environment": func() (*memory.Memory, error) { return memory.Open(t.Context(), "host", nil, nil) },
+		"no group":       func() (*memory.Memory, error) { return memory.Open(t.Context(), "host", &backend.Env{}, nil) },
+	} {
+		require.NotPanics(t, func() { _, err = open() }, what)
+		require.ErrorIs(t, err, errs.ErrInvalid, what)
+	}
+	m, err := memory.Open(t.Context(), "host", &backend.Env{Group: groups[0]}, nil)
+	require.NoError(t, err)
+	require.NotPanics(t, func() { err = m.InTurn(t.Context(), "nothing", nil) })
+	require.ErrorIs(t, err, errs.ErrInvalid)
+	require.NoError(t, m.Close(t.Context()))
+	require.NoError(t, groups[0].Close(t.Context()))
+}

@@ -1,23 +1,33 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/internal/errs"
 )
 
-// Open opens the named backend for this rank of env.Group and returns the rank's memory over it. Collective. ErrInvalid for a name that is
+// Open opens the named backend for this rank of env.Group and returns the rank's memory over it. Collective. ErrInvalid for no context, environment or group, and for a name that is
 // not registered; else the errors of the backend, which are ErrUnavailable, ErrUnsupported or ErrInvalid where it cannot be opened, on every
 // rank.
 func Open(ctx context.Context, name string, env *backend.Env, opts *Options) (*Memory, error) {
+	if err := errs.Given("memory.Open", "env", env, "what the backend is opened with"); err != nil {
+		return nil, err
+	}
+	if err := errs.Given("memory.Open", "env.Group", env.Group, "a group"); err != nil {
+		return nil, err
+	}
 	e := *env
 	if e.Logger == nil {
 		e.Logger = slog.New(slog.DiscardHandler)
 	}
+	ctx, failure := errs.WithContext("memory.Open", ctx, nil)
 	f, openErr := backend.Lookup(name)
+	openErr = cmp.Or(failure, openErr)
 	var b backend.Backend
 	if openErr == nil {
 		b, openErr = f.Open(ctx, &e)

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -139,7 +140,7 @@ func (m *Memory) InTurn(ctx context.Context, what string, call func(ctx context.
 	if err := m.made("InTurn"); err != nil {
 		return err
 	}
-	if err := errs.Given("InTurn", "ctx", ctx, "a context"); err != nil {
+	if err := errors.Join(errs.Given("InTurn", "ctx", ctx, "a context"), errs.Given("InTurn", "call", call, "a function")); err != nil {
 		return err
 	}
 	return m.collective.do(ctx, what, call)
