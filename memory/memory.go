@@ -82,6 +82,7 @@ type entry struct {
 	whole   *entry          // of the heap, for such an entry
 	own     bool            // the memory has made the allocation for itself
 	adopted bool            // Register has made it of memory of the caller
+	untold  bool            // this rank does not know whether others have a window of it; guarded by the memory's mu
 	left    bool            // this rank has told the others that it frees the allocation, but its device was still busy
 
 	meeting bool // a rendezvous of it is under way; guarded by the memory's mu, as the window is
@@ -226,12 +227,12 @@ func (m *Memory) LeastCapability() int {
 	return capabilityOf(m.device)
 }
 
-// MeetCapability makes LeastCapability the same on all ranks: they tell each other, unless they have. Collective: it blocks until all ranks have come.
+// MeetCapability makes LeastCapability the same on all ranks: they tell each other. Collective: it blocks until all ranks have come.
 func (m *Memory) MeetCapability(ctx context.Context) error {
+	if err := m.made("MeetCapability"); err != nil {
+		return err
+	}
 	return m.InTurn(ctx, "meeting devices", func(ctx context.Context, gaveUp error) error {
-		if m.capability.Load() != 0 {
-			return nil // a call that this is part of, and that gave up, says so in its next step
-		}
 		_, err := m.exchange(ctx, m.record("devices", "", &Record{}), cmp.Or(gaveUp, m.Err()))
 		return err
 	})
@@ -440,9 +441,12 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 	if a.Bytes() > 0 {
 		mapping, mapErr := m.backend.Rendezvous(ctx, a)
 		if err := m.group.Vote(ctx, "mapping", mapErr); err != nil {
-			m.leaveMapping(ctx, err)
+			known := m.leaveMapping(ctx, err)
 			if mapErr == nil {
 				err = errors.Join(err, mapping.Unmap(context.WithoutCancel(ctx)))
+				m.mu.Lock()
+				e.untold = !known
+				m.mu.Unlock()
 			}
 			return nil, fmt.Errorf("rendezvous %d: %w", mine.Operation, err)
 		}
@@ -450,7 +454,7 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 		w.reach()
 	}
 	m.mu.Lock()
-	e.window = w
+	e.window, e.untold = w, false
 	m.mu.Unlock()
 	m.log.Info("rendezvous", "operation", mine.Operation, "name", what.Name, "address", a.Ptr(), "bytes", a.Bytes(),
 		"offset", what.Offset, "took", time.Since(began))
@@ -458,22 +462,26 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 }
 
 // leaveMapping waits, where a rank has given a rendezvous up, until all ranks have left it: over a backend that moves data behind the device's back one may
-// be writing to the new memory of another, which frees it without asking anybody.
-func (m *Memory) leaveMapping(ctx context.Context, failed error) {
+// be writing to the new memory of another, which frees it without asking anybody. It reports whether no rank has a window: the answer to this rank may have been
+// lost that all have mapped, and then the others do not come, and may put here.
+func (m *Memory) leaveMapping(ctx context.Context, failed error) bool {
 	_, behind := backend.QuiescerOf(m.backend)
 	_, abandoned := errors.AsType[*group.AbandonedError](failed)
 	_, missing := errors.AsType[*group.MissingRanksError](failed)
 	if !behind || !abandoned && !missing {
-		return
+		return true
 	}
 	within, cancel := context.WithDeadline(context.WithoutCancel(ctx), tellBy(ctx))
 	defer cancel()
-	if err := m.group.Vote(within, "leaving a mapping", nil); err != nil {
+	err := m.group.Vote(within, "leaving a mapping", nil)
+	if err != nil {
 		m.log.Debug("a rank may still be mapping", "error", err)
 	}
+	return abandoned || err == nil
 }
 
-// Free releases a when this rank's device has nothing left to do. Without a window it is local. With one it is collective: it also waits
+// Free releases a when this rank's device has nothing left to do. Without a window it is local, unless this rank has given up a rendezvous that the others may have
+// made. With one it is collective: it also waits
 // for all ranks, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If ctx ends while
 // the device still works, or before an earlier collective call has ended, the memory is kept on this rank, and Free can be called again; it has waited up to
 // 5 seconds for the others then, to tell them. If a peer is lost, this rank's memory is released and the error is ErrPeerLost. Freeing twice is ErrClosed, and so is freeing what has a window after Close, even if that has kept it.
@@ -513,7 +521,7 @@ func (m *Memory) freeEntry(ctx context.Context, e *entry, gaveUp error) error {
 	a, began := e.alloc, time.Now()
 	var busy, err error
 	switch {
-	case e.window != nil:
+	case e.window != nil || e.untold:
 		busy, err = m.quiesce(ctx, "freeing", e.left, gaveUp, e)
 		e.left = busy != nil
 	case gaveUp != nil:
@@ -853,7 +861,7 @@ func (m *Memory) remove(a backend.Allocation, local bool) *entry {
 	defer m.mu.Unlock()
 	for i, e := range m.entries {
 		if e.alloc == a {
-			if local && (e.window != nil || e.meeting) {
+			if local && (e.window != nil || e.untold || e.meeting) {
 				return nil
 			}
 			m.entries = slices.Delete(m.entries, i, i+1)

@@ -3,6 +3,7 @@ package nixl
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -253,6 +254,101 @@ func TestSignalsOfARankThatIsNotTold(t *testing.T) {
 			err = errors.Join(m.Signal(s, 1, 0), s.Synchronize(ctx), s.Close())
 		}
 		return errors.Join(err, g.Barrier(ctx, "signalled"), m.Close(ctx), g.Close(ctx), d.Close())
+	}
+	failed := make(chan error, 2)
+	for r := range 2 {
+		go func() { failed <- rank(r) }()
+	}
+	require.NoError(t, errors.Join(<-failed, <-failed))
+	assert.Zero(t, fakes.astray.Load(), "what was written to memory that was given back")
+}
+
+// lastMapping is a backend whose mappings are made when all that is left is the memory's vote.
+type lastMapping struct {
+	*Backend
+	made func()
+}
+
+func (b *lastMapping) Rendezvous(ctx context.Context, a backend.Allocation) (backend.Mapping, error) {
+	defer b.made()
+	return b.Backend.Rendezvous(ctx, a)
+}
+
+// TestMemoryOfARankThatIsNotTold: memory that others may have a window of, though this rank has none, is freed with the others only.
+func TestMemoryOfARankThatIsNotTold(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var held sync.Mutex
+	addr := l.Addr().String()
+	deaf := silenced(t, addr, &held)
+	within, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	fakes := &network{blind: true}
+	gone := make(chan struct{})
+	rank := func(r int) error {
+		o := &group.Options{Rank: r, WorldSize: 2, Addr: deaf, Timeout: 20 * time.Second}
+		if r == 0 {
+			o.Addr, o.Listener = addr, l
+		}
+		g, err := group.Join(ctx, o)
+		if err != nil {
+			return err
+		}
+		d, err := devhost.New(nil)
+		if err != nil {
+			return err
+		}
+		b, err := New(ctx, g, &Options{Opened: d, Islands: islandsOff, engine: fakes.engine})
+		if err != nil {
+			return err
+		}
+		m := memory.New(b, g, nil)
+		if r == 1 {
+			m = memory.New(&lastMapping{b, func() {
+				held.Lock()
+				time.AfterFunc(300*time.Millisecond, giveUp)
+			}}, g, nil)
+		}
+		a, err := m.Allocate(ctx, 64, "")
+		if err != nil {
+			return err
+		}
+		if r == 1 {
+			_, err := m.Rendezvous(within, a, memory.Record{})
+			held.Unlock()
+			if err == nil {
+				return errors.New("it was told")
+			}
+			soon, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			if err := m.Free(soon, a); err == nil {
+				return errors.New("what another rank has a window of was freed")
+			}
+			close(gone)
+			return errors.Join(g.Barrier(ctx, "written"), m.Close(ctx), g.Close(ctx), d.Close())
+		}
+		w, err := m.Rendezvous(ctx, a, memory.Record{})
+		if err != nil {
+			return err
+		}
+		select {
+		case <-gone:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		s, err := d.NewStream()
+		if err != nil {
+			return err
+		}
+		err = errors.Join(m.PutSignal(s, 1, w, 0, a.Ptr(), 8, 0), s.Synchronize(ctx), s.Close())
+		for _, step := range []string{"leaving the mapping", "freeing"} { // the other has given them up
+			if g.Barrier(ctx, step) == nil {
+				err = errors.Join(err, fmt.Errorf("%s: the other came", step))
+			}
+		}
+		return errors.Join(err, g.Barrier(ctx, "written"), m.Close(ctx), g.Close(ctx), d.Close())
 	}
 	failed := make(chan error, 2)
 	for r := range 2 {

@@ -756,7 +756,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "memory with a window is freed alone", tests: inSuite,
-		old: "\t\t\tif local && (e.window != nil || e.meeting) {",
+		old: "\t\t\tif local && (e.window != nil || e.untold || e.meeting) {",
 		new: "\t\t\tif local && e.meeting {",
 	},
 	{
