@@ -67,6 +67,9 @@ type Rank struct {
 	closed bool
 	parent *Rank
 	subs   []*Rank
+
+	making   int           // sub-groups that are being made
+	subsMade chan struct{} // closed when there are none
 }
 
 // made refuses a rank that Open did not make.
@@ -159,7 +162,8 @@ func (r *Rank) Barrier(ctx context.Context) error {
 func (r *Rank) Err() error { return r.Memory().Err() }
 
 // Sub makes a group of some of the ranks, given in ascending order as they are numbered in r; their numbers in the new group
-// are their places in the list. Collective over those ranks only, and behind the rank's earlier calls as Barrier is. The new rank has memory of its own and shares the device,
+// are their places in the list. Collective over those ranks only; several may be
+// made at a time, as by ranks that make pairs with both of their neighbours. The new rank has memory of its own and shares the device,
 // so its tensors can be used on r's streams. Groups may overlap. Close it before r.
 func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 	if err := r.made("Sub"); err != nil {
@@ -168,32 +172,13 @@ func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 	if err := errs.Given("Sub", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
-	var s *Rank
-	err := r.memory.InTurn(ctx, "making a sub-group", func(ctx context.Context, gaveUp error) error {
-		made, err := r.sub(ctx, ranks, gaveUp)
-		if gaveUp == nil {
-			s = made
-		}
-		return err
-	})
-	return s, err
-}
-
-// sub is Sub in its turn, and for a rank that may have given up.
-func (r *Rank) sub(ctx context.Context, ranks []int, gaveUp error) (*Rank, error) {
-	if err := r.memory.Closed(); err != nil { // so it is on the others, which come in the same order
-		return nil, fmt.Errorf("making a sub-group: %w", err)
+	if err := r.beginSub(); err != nil {
+		return nil, err
 	}
+	defer r.endSub()
 	g, err := r.group.Sub(ctx, ranks)
 	if err != nil {
 		return nil, fmt.Errorf("making a sub-group: %w", err)
-	}
-	// A rank that gave up tells the others before they open the backend, where each step needs all of them.
-	if err := g.Vote(ctx, "making a sub-group", gaveUp); err != nil {
-		err = because(ctx, err)
-		ctx, cancel := afterwards(ctx, r.timeout)
-		defer cancel()
-		return nil, fmt.Errorf("making a sub-group: %w", errors.Join(err, g.Close(ctx)))
 	}
 	env := r.env
 	env.Group, env.Opened, env.Parent = g, r.Device(), r.memory.Backend()
@@ -216,6 +201,44 @@ func (r *Rank) sub(ctx context.Context, ranks []int, gaveUp error) (*Rank, error
 	defer r.mu.Unlock()
 	r.subs = append(r.subs, s)
 	return s, nil
+}
+
+// beginSub notes that a sub-group is being made, which Close waits for. endSub ends it.
+func (r *Rank) beginSub() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return fmt.Errorf("making a sub-group: %w", ErrClosed)
+	}
+	if r.making == 0 {
+		r.subsMade = make(chan struct{})
+	}
+	r.making++
+	return nil
+}
+
+func (r *Rank) endSub() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.making--; r.making == 0 {
+		close(r.subsMade)
+	}
+}
+
+// awaitSubs waits for the sub-groups that are being made; none begins any more.
+func (r *Rank) awaitSubs(ctx context.Context) error {
+	r.mu.Lock()
+	making, made := r.making, r.subsMade
+	r.mu.Unlock()
+	if making == 0 {
+		return nil
+	}
+	select {
+	case <-made:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%d sub-groups are still being made: %w", making, ctx.Err())
+	}
 }
 
 // Close releases everything and leaves the group. Collective. Sub-groups and tensors that were not closed are logged as leaks and closed, the
@@ -246,6 +269,9 @@ func (r *Rank) Close(ctx context.Context) error {
 		r.closed = false
 		r.mu.Unlock()
 		return fmt.Errorf("closing rank %d: %w", r.Rank(), errors.Join(err, why))
+	}
+	if why := r.awaitSubs(ctx); why != nil {
+		return keep(why)
 	}
 	// One turn of the memory for all: a collective call of another goroutine is in front of them or behind them, and on no rank between them.
 	var began bool
