@@ -108,8 +108,19 @@ func (w *lastWords) meet(ctx context.Context, failure error) ([]device.Ptr, erro
 	return w.wordMemory.meet(ctx, failure)
 }
 
-// flagsUntold makes flags of ranks of those hosts by flagsOf, which on rank 1 calls last before the vote: what comes of that the rank does not hear. Rank 0 writes a word of its then.
-func flagsUntold(t *testing.T, fakes *network, hosts []string, opts Options, flagsOf func(ctx context.Context, b *Backend, last func()) (backend.Flags, error)) {
+// deafRank is a rank of a job in which rank 1 does not hear the service's answers from last on.
+type deafRank struct {
+	number int
+	group  *group.Group
+	device *devhost.Device
+	*Backend
+	within context.Context // of what the rank is not told of
+	last   func()          // nothing is heard behind it, and soon within ends; nil on all ranks but 1
+	hear   func()
+}
+
+// withDeafRank runs the ranks of a job on those hosts, and looks at what was written where nothing is any more.
+func withDeafRank(t *testing.T, fakes *network, hosts []string, opts Options, run func(ctx context.Context, r *deafRank) error) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -119,67 +130,72 @@ func flagsUntold(t *testing.T, fakes *network, hosts []string, opts Options, fla
 	deaf := silenced(t, addr, &held)
 	within, giveUp := context.WithCancel(ctx)
 	defer giveUp()
-	last := func() {
-		held.Lock()
-		time.AfterFunc(300*time.Millisecond, giveUp)
-	}
-	gone := make(chan struct{})
-	rank := func(r int) (err error) {
-		o := &group.Options{Rank: r, WorldSize: len(hosts), Addr: addr, Timeout: 20 * time.Second, BootID: hosts[r]}
-		switch r {
+	rank := func(number int) error {
+		r := &deafRank{number: number, within: ctx}
+		o := &group.Options{Rank: number, WorldSize: len(hosts), Addr: addr, Timeout: 20 * time.Second, BootID: hosts[number]}
+		switch number {
 		case 0:
 			o.Listener = l
 		case 1:
-			o.Addr = deaf
+			o.Addr, r.within, r.hear = deaf, within, held.Unlock
+			r.last = func() {
+				held.Lock()
+				time.AfterFunc(300*time.Millisecond, giveUp)
+			}
 		}
-		g, err := group.Join(ctx, o)
-		if err != nil {
+		var err error
+		if r.group, err = group.Join(ctx, o); err != nil {
 			return err
 		}
-		d, err := devhost.New(nil)
-		if err != nil {
+		if r.device, err = devhost.New(nil); err != nil {
 			return err
 		}
 		mine := opts
-		mine.Opened, mine.engine = d, fakes.engine
-		b, err := New(ctx, g, &mine)
-		if err != nil {
+		mine.Opened, mine.engine = r.device, fakes.engine
+		if r.Backend, err = New(ctx, r.group, &mine); err != nil {
 			return err
 		}
-		if r == 1 {
-			_, err := flagsOf(within, b, last)
-			if err == nil {
-				err = errors.New("it was told")
-			} else {
-				err = nil
-			}
-			close(gone)
-			held.Unlock()
-			return errors.Join(err, g.Barrier(ctx, "written"), b.Close(ctx), g.Close(ctx), d.Close())
-		}
-		f, err := flagsOf(ctx, b, nil)
-		if err != nil {
-			return err
-		}
-		<-gone
-		if r == 0 {
-			var w backend.FlagStore
-			if w, err = f.PrepareStore(1, 0); err != nil {
-				return err
-			}
-			err = errors.Join(w.Post(7), await(ctx, []*flagStore{w.(*flagStore)}), w.Close())
-		}
-		return errors.Join(err, g.Barrier(ctx, "written"), f.Close(), b.Close(ctx), g.Close(ctx), d.Close())
+		return run(ctx, r)
 	}
 	failed := make(chan error, len(hosts))
-	for r := range hosts {
-		go func() { failed <- rank(r) }()
+	for number := range hosts {
+		go func() { failed <- rank(number) }()
 	}
 	for range hosts {
 		err = errors.Join(err, <-failed)
 	}
 	require.NoError(t, err)
 	assert.Zero(t, fakes.astray.Load(), "what was written to memory that was given back")
+}
+
+// flagsUntold makes flags of ranks of those hosts by flagsOf, which on rank 1 calls last before the vote: what comes of that the rank does not hear. Rank 0 writes a word of its then.
+func flagsUntold(t *testing.T, fakes *network, hosts []string, opts Options, flagsOf func(ctx context.Context, b *Backend, last func()) (backend.Flags, error)) {
+	gone := make(chan struct{})
+	withDeafRank(t, fakes, hosts, opts, func(ctx context.Context, r *deafRank) error {
+		f, err := flagsOf(r.within, r.Backend, r.last)
+		if r.number == 1 {
+			if err == nil {
+				err = errors.New("it was told")
+			} else {
+				err = nil
+			}
+			close(gone)
+			r.hear()
+			return errors.Join(err, r.group.Barrier(ctx, "written"), r.Close(ctx), r.group.Close(ctx), r.device.Close())
+		}
+		if err != nil {
+			return err
+		}
+		<-gone
+		if r.number == 0 {
+			var w backend.FlagStore
+			if w, err = f.PrepareStore(1, 0); err != nil {
+				return err
+			}
+			err = errors.Join(w.Post(7), await(ctx, []*flagStore{w.(*flagStore)}), w.Close())
+		}
+		return errors.Join(err, r.group.Barrier(ctx, "written"), f.Close(), r.Close(ctx), r.group.Close(ctx), r.device.Close())
+	})
 }
 
 // lastFlags is a backend whose flags are made when all that is left is the memory's own vote.
@@ -195,72 +211,36 @@ func (b *lastFlags) NewFlags(ctx context.Context, count int) (backend.Flags, err
 
 // TestSignalsOfARankThatIsNotTold: the same goes for the signals of a memory.
 func TestSignalsOfARankThatIsNotTold(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	var held sync.Mutex
-	addr := l.Addr().String()
-	deaf := silenced(t, addr, &held)
-	within, giveUp := context.WithCancel(ctx)
-	defer giveUp()
-	fakes := &network{blind: true}
-	rank := func(r int) error {
-		o := &group.Options{Rank: r, WorldSize: 2, Addr: deaf, Timeout: 20 * time.Second}
-		if r == 0 {
-			o.Addr, o.Listener = addr, l
-		}
-		g, err := group.Join(ctx, o)
-		if err != nil {
-			return err
-		}
-		d, err := devhost.New(nil)
-		if err != nil {
-			return err
-		}
-		b, err := New(ctx, g, &Options{Opened: d, Islands: islandsOff, engine: fakes.engine})
-		if err != nil {
-			return err
-		}
-		m, mine := memory.New(b, g, nil), ctx
-		if r == 1 {
-			mine = within
-			m = memory.New(&lastFlags{b, func() {
-				held.Lock()
-				time.AfterFunc(300*time.Millisecond, giveUp)
-			}}, g, nil)
+	withDeafRank(t, &network{blind: true}, []string{"", ""}, Options{Islands: islandsOff}, func(ctx context.Context, r *deafRank) error {
+		m := memory.New(r.Backend, r.group, nil)
+		if r.number == 1 {
+			m = memory.New(&lastFlags{r.Backend, r.last}, r.group, nil)
 		}
 		a, err := m.Allocate(ctx, 64, "")
 		if err != nil {
 			return err
 		}
-		_, err = m.Rendezvous(mine, a, memory.Record{})
+		_, err = m.Rendezvous(r.within, a, memory.Record{})
 		if err == nil {
 			return errors.New("a rank that was not told has a window")
 		}
-		if r == 1 {
-			held.Unlock()
-			err = g.Barrier(ctx, "next") // the other is still in the rendezvous
+		if r.number == 1 {
+			r.hear()
+			err = r.group.Barrier(ctx, "next") // the other is still in the rendezvous
 		}
 		if !errors.Is(err, errs.ErrMismatch) {
 			return err
 		}
 		err = nil
-		if r == 0 {
-			s, made := d.NewStream()
+		if r.number == 0 {
+			s, made := r.device.NewStream()
 			if made != nil {
 				return made
 			}
 			err = errors.Join(m.Signal(s, 1, 0), s.Synchronize(ctx), s.Close())
 		}
-		return errors.Join(err, g.Barrier(ctx, "signalled"), m.Close(ctx), g.Close(ctx), d.Close())
-	}
-	failed := make(chan error, 2)
-	for r := range 2 {
-		go func() { failed <- rank(r) }()
-	}
-	require.NoError(t, errors.Join(<-failed, <-failed))
-	assert.Zero(t, fakes.astray.Load(), "what was written to memory that was given back")
+		return errors.Join(err, r.group.Barrier(ctx, "signalled"), m.Close(ctx), r.group.Close(ctx), r.device.Close())
+	})
 }
 
 // lastMapping is a backend whose mappings are made when all that is left is the memory's vote.
@@ -276,48 +256,19 @@ func (b *lastMapping) Rendezvous(ctx context.Context, a backend.Allocation) (bac
 
 // TestMemoryOfARankThatIsNotTold: memory that others may have a window of, though this rank has none, is freed with the others only.
 func TestMemoryOfARankThatIsNotTold(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	var held sync.Mutex
-	addr := l.Addr().String()
-	deaf := silenced(t, addr, &held)
-	within, giveUp := context.WithCancel(ctx)
-	defer giveUp()
-	fakes := &network{blind: true}
 	gone := make(chan struct{})
-	rank := func(r int) error {
-		o := &group.Options{Rank: r, WorldSize: 2, Addr: deaf, Timeout: 20 * time.Second}
-		if r == 0 {
-			o.Addr, o.Listener = addr, l
-		}
-		g, err := group.Join(ctx, o)
-		if err != nil {
-			return err
-		}
-		d, err := devhost.New(nil)
-		if err != nil {
-			return err
-		}
-		b, err := New(ctx, g, &Options{Opened: d, Islands: islandsOff, engine: fakes.engine})
-		if err != nil {
-			return err
-		}
-		m := memory.New(b, g, nil)
-		if r == 1 {
-			m = memory.New(&lastMapping{b, func() {
-				held.Lock()
-				time.AfterFunc(300*time.Millisecond, giveUp)
-			}}, g, nil)
+	withDeafRank(t, &network{blind: true}, []string{"", ""}, Options{Islands: islandsOff}, func(ctx context.Context, r *deafRank) error {
+		m := memory.New(r.Backend, r.group, nil)
+		if r.number == 1 {
+			m = memory.New(&lastMapping{r.Backend, r.last}, r.group, nil)
 		}
 		a, err := m.Allocate(ctx, 64, "")
 		if err != nil {
 			return err
 		}
-		if r == 1 {
-			_, err := m.Rendezvous(within, a, memory.Record{})
-			held.Unlock()
+		if r.number == 1 {
+			_, err := m.Rendezvous(r.within, a, memory.Record{})
+			r.hear()
 			if err == nil {
 				return errors.New("it was told")
 			}
@@ -327,7 +278,7 @@ func TestMemoryOfARankThatIsNotTold(t *testing.T) {
 				return errors.New("what another rank has a window of was freed")
 			}
 			close(gone)
-			return errors.Join(g.Barrier(ctx, "written"), m.Close(ctx), g.Close(ctx), d.Close())
+			return errors.Join(r.group.Barrier(ctx, "written"), m.Close(ctx), r.group.Close(ctx), r.device.Close())
 		}
 		w, err := m.Rendezvous(ctx, a, memory.Record{})
 		if err != nil {
@@ -338,22 +289,16 @@ func TestMemoryOfARankThatIsNotTold(t *testing.T) {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		s, err := d.NewStream()
+		s, err := r.device.NewStream()
 		if err != nil {
 			return err
 		}
 		err = errors.Join(m.PutSignal(s, 1, w, 0, a.Ptr(), 8, 0), s.Synchronize(ctx), s.Close())
 		for _, step := range []string{"leaving the mapping", "freeing"} { // the other has given them up
-			if g.Barrier(ctx, step) == nil {
+			if r.group.Barrier(ctx, step) == nil {
 				err = errors.Join(err, fmt.Errorf("%s: the other came", step))
 			}
 		}
-		return errors.Join(err, g.Barrier(ctx, "written"), m.Close(ctx), g.Close(ctx), d.Close())
-	}
-	failed := make(chan error, 2)
-	for r := range 2 {
-		go func() { failed <- rank(r) }()
-	}
-	require.NoError(t, errors.Join(<-failed, <-failed))
-	assert.Zero(t, fakes.astray.Load(), "what was written to memory that was given back")
+		return errors.Join(err, r.group.Barrier(ctx, "written"), m.Close(ctx), r.group.Close(ctx), r.device.Close())
+	})
 }
