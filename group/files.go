@@ -50,6 +50,9 @@ type exchange interface {
 // still waits to hear how it went, for at most [Options].Timeout, if the rendezvous service is slow. It is ErrUnsupported if the
 // ranks do not all run on one machine, and on other systems than Linux. Its other errors are those of collective calls.
 func (g *Group) ExchangeFile(ctx context.Context, op string, f *os.File) ([]*os.File, error) {
+	if err := g.made("ExchangeFile"); err != nil {
+		return nil, err
+	}
 	var refusal error
 	if f == nil {
 		refusal = invalid(fmt.Sprintf("ExchangeFile %q", clip(op)), "f", "nil", "an open file on every rank")
@@ -69,6 +72,9 @@ func (g *Group) ExchangeFile(ctx context.Context, op string, f *os.File) ([]*os.
 // If it fails on any rank, it fails on all, and no file stays open, as of [Group.ExchangeFile]. It is ErrUnsupported if the ranks do not all run on one machine, and
 // on other systems than Linux. Its other errors are those of collective calls.
 func (g *Group) BroadcastFile(ctx context.Context, op string, root int, f *os.File, refusal error) (*os.File, error) {
+	if err := g.made("BroadcastFile"); err != nil {
+		return nil, err
+	}
 	what := fmt.Sprintf("BroadcastFile %q", clip(op))
 	switch {
 	case root < 0 || root >= g.Size():

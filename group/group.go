@@ -67,26 +67,45 @@ func newGroup(s *session, name string, rank int, r *roster) *Group {
 	}
 }
 
+// made refuses a group that was not made by this package.
+func (g *Group) made(call string) error {
+	if g == nil || g.session == nil {
+		return invalid(call, "group", "the zero Group", "one that Join, Local or Sub gave")
+	}
+	return nil
+}
+
+// orZero is the group, or a zero one for nil: what cannot fail says of both what there is, which is nothing.
+func (g *Group) orZero() *Group {
+	if g == nil {
+		return new(Group)
+	}
+	return g
+}
+
 // Rank returns this rank's number in the group, from 0.
-func (g *Group) Rank() int { return g.rank }
+func (g *Group) Rank() int { return g.orZero().rank }
 
 // Size returns the number of ranks in the group.
-func (g *Group) Size() int { return len(g.world) }
+func (g *Group) Size() int { return len(g.orZero().world) }
 
 // Name returns the group's name, the same on every rank and unique in the job: "world", or its parent's name, the ranks it was
 // made of and how often, as in "world/0,2,5#1".
-func (g *Group) Name() string { return g.name }
+func (g *Group) Name() string { return g.orZero().name }
 
 // Members returns a copy of what is known of each rank, by rank.
-func (g *Group) Members() []Member { return slices.Clone(g.members) }
+func (g *Group) Members() []Member { return slices.Clone(g.orZero().members) }
 
 // Lost returns a channel that is closed when a member of the group is lost, or the service that the group depends on. Neither Close nor a
 // member that leaves closes it.
-func (g *Group) Lost() <-chan struct{} { return g.lost }
+func (g *Group) Lost() <-chan struct{} { return g.orZero().lost }
 
 // Err returns nil while the group works, a [*PeerLostError] after a member was lost, and ErrClosed after Close. It costs one atomic load, so a kernel
 // may call it while it spins.
 func (g *Group) Err() error {
+	if err := g.made("Err"); err != nil {
+		return err
+	}
 	if s := g.state.Load(); s != nil {
 		return s.err
 	}
@@ -135,7 +154,7 @@ func (g *Group) isEnded() bool {
 // until every other rank has left or is lost. If ctx ends first, it ends the service for those that remain and returns a
 // [*MissingRanksError] that names them.
 func (g *Group) Close(ctx context.Context) error {
-	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
+	if err := cmp.Or(g.made("Close"), errs.Given("Close", "ctx", ctx, "a context")); err != nil {
 		return err
 	}
 	if !g.end() {
@@ -161,6 +180,9 @@ func (g *Group) Close(ctx context.Context) error {
 // Abort declares this rank lost at once. Pending and later collective calls in all of its groups end with a [*PeerLostError] that carries reason, on
 // this rank too. It is for a rank that its peers must not wait for. The groups must still be closed. Abort is not collective and does not block.
 func (g *Group) Abort(reason string) {
+	if g.made("Abort") != nil {
+		return
+	}
 	s := g.session
 	s.mu.Lock()
 	closed := s.closed
@@ -181,6 +203,9 @@ func (g *Group) Abort(reason string) {
 // every rank. It is collective and blocks until all ranks have come. Its errors are those of collective calls; more than MaxBlob bytes
 // are ErrInvalid, which every rank gets in a [*VoteError].
 func (g *Group) AllGather(ctx context.Context, op string, data []byte) ([][]byte, error) {
+	if err := g.made("AllGather"); err != nil {
+		return nil, err
+	}
 	a := &arrival{kind: kindAllGather, op: clip(op)}
 	err := g.setData(a, data)
 	o, err := g.call(ctx, g.take(1), a, err)
@@ -194,6 +219,9 @@ func (g *Group) AllGather(ctx context.Context, op string, data []byte) ([][]byte
 // root must be the same on every rank. It is collective and blocks until all ranks have come. Its errors are those of collective calls; a
 // root outside of the group, or more than [MaxBlob] bytes of root's, are ErrInvalid, which every rank gets in a [*VoteError].
 func (g *Group) Broadcast(ctx context.Context, op string, root int, data []byte) ([]byte, error) {
+	if err := g.made("Broadcast"); err != nil {
+		return nil, err
+	}
 	if root < 0 || root >= g.Size() {
 		// The call is matched as any other, so that ranks that ask for a root inside the group learn of the mismatch.
 		bad := invalid(label(kindBroadcast, op), "root", root, fmt.Sprintf("0 to %d", g.Size()-1))
@@ -214,6 +242,9 @@ func (g *Group) Broadcast(ctx context.Context, op string, root int, data []byte)
 
 // Barrier returns when every rank has called it with the same op. It is collective and blocks. Its errors are those of collective calls.
 func (g *Group) Barrier(ctx context.Context, op string) error {
+	if err := g.made("Barrier"); err != nil {
+		return err
+	}
 	_, err := g.call(ctx, g.take(1), &arrival{kind: kindBarrier, op: clip(op)}, nil)
 	return err
 }
@@ -223,6 +254,9 @@ func (g *Group) Barrier(ctx context.Context, op string) error {
 // errors.Is and errors.As reach its own failure too. It is collective and blocks until all ranks have come. Its other errors are those of collective
 // calls.
 func (g *Group) Vote(ctx context.Context, op string, failure error) error {
+	if err := g.made("Vote"); err != nil {
+		return err
+	}
 	_, err := g.call(ctx, g.take(1), &arrival{kind: kindVote, op: clip(op)}, failure)
 	return err
 }
@@ -231,6 +265,9 @@ func (g *Group) Vote(ctx context.Context, op string, failure error) error {
 // calls then do not match, they get the failure, in a [*VoteError], instead of a [*MismatchError]. The note is dropped when a call
 // succeeds, and replaced by a later one. Excuse does not block.
 func (g *Group) Excuse(failure error) {
+	if g.made("Excuse") != nil {
+		return
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.failed = failure
@@ -250,7 +287,7 @@ func (g *Group) excuse() error {
 // A nil ctx, ranks that are not allowed, or a name that becomes too long because groups are nested, are ErrInvalid on the rank that asks, which does not wait.
 // Too many open groups of one rank are a [*QuotaError]. After Close of this group it is ErrClosed. Its other errors are those of collective calls.
 func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
-	if err := errs.Given("Sub", "ctx", ctx, "a context"); err != nil {
+	if err := cmp.Or(g.made("Sub"), errs.Given("Sub", "ctx", ctx, "a context")); err != nil {
 		return nil, err
 	}
 	rank := -1

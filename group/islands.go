@@ -97,6 +97,9 @@ type islandsWord struct {
 // It is found once, on every rank or on none: what some ranks have heard and others have not is settled in the group's [Store]. A group that was made by [Group.Sub] knows the islands of its ranks if this group knew them on all of those ranks by then;
 // otherwise the first call is collective and blocks until all ranks have come. Its errors are those of collective calls.
 func (g *Group) Islands(ctx context.Context) (*Islands, error) {
+	if err := g.made("Islands"); err != nil {
+		return nil, err
+	}
 	if known := g.islands.Load(); known != nil {
 		return known, nil
 	}

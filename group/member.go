@@ -34,6 +34,9 @@ func (m Member) sameMachine(other Member) bool {
 // have one: by those that their processes may run on, by GOMAXPROCS, and by the quotas of their control groups, each as it was when the rank
 // joined. It is the same on all ranks of a machine. A rank that waits for another one in a loop may then keep it from running.
 func (g *Group) Oversubscribed() bool {
+	if g.made("Oversubscribed") != nil {
+		return false
+	}
 	var ranks []processors.Rank
 	for _, m := range g.members {
 		if m.sameMachine(g.members[g.rank]) {

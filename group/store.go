@@ -77,6 +77,9 @@ func (s *Store) Delete(ctx context.Context, key string) (bool, error) {
 }
 
 func (s *Store) do(ctx context.Context, req *storeRequest) (*storeReply, error) {
+	if s == nil || s.g.made("Store") != nil {
+		return nil, invalid(fmt.Sprint(req.verb), "store", "the zero Store", "one that Group.Store gave")
+	}
 	g, op := s.g, fmt.Sprintf("%v %q in the store of group %s", req.verb, clip(req.key), s.g.name)
 	if err := errs.Given(op, "ctx", ctx, "a context"); err != nil {
 		return nil, err
