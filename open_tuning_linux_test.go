@@ -232,7 +232,10 @@ func TestOpenTuningOfGPUs(t *testing.T) {
 		ranks, err := onGPUs(t, "", unlike...)
 		require.NoError(t, err)
 		assert.Contains(t, names(ranks), fmt.Sprintf("a model of the links between %d ranks", len(unlike)))
-		assert.Equal(t, kernels.OneShotPush, taken(t, ranks, 1<<10))
+		// Which form the model takes depends on how fast this machine was while the links were measured.
+		step, ok := ranks[0].Memory().Tuning().Choose(tuning.AllReduce, len(unlike), tensor.Float32.String(), 1<<10, true, func(*tuning.Step) bool { return true })
+		require.True(t, ok)
+		assert.Equal(t, step.Form, taken(t, ranks, 1<<10).String())
 		if len(unlike) == 3 { // of which two are alike
 			subs := make([]*symmem.Rank, 2)
 			onAll(t, ranks[:2], func(r *symmem.Rank) (err error) {
