@@ -124,7 +124,7 @@ func normed(ctx context.Context, x *planTensors, n int64) RMSNorm {
 }
 
 // allocationRuns is how many runs of a plan are looked at.
-const allocationRuns = 40
+const allocationRuns = 20
 
 // counted counts what a number of runs allocate, by stack, leaving out the stacks that name something in beneath.
 func counted(run func(), beneath ...string) map[string]int64 {

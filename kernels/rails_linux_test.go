@@ -76,7 +76,7 @@ var railHosts = [][][]int{
 // place, several times and from a graph, in one lap and in several.
 func TestRailCollectives(t *testing.T) {
 	for i, hosts := range railHosts {
-		if testing.Short() && len(hosts) == 2 && len(hosts[0])+len(hosts[1]) != 4 {
+		if (testing.Short() || !fullMatrix) && len(hosts) == 2 && len(hosts[0])+len(hosts[1]) != 4 {
 			continue // the short form has hosts of two ranks, of other numbers, and three hosts
 		}
 		for _, lap := range []int64{1 << 20, 4 << 10} {
@@ -114,7 +114,8 @@ func everyRail(ctx context.Context, m *memory.Memory, hosts [][]int) (err error)
 				c.n -= c.n % int64(size)
 			}
 		}
-		if size > 4 && !fullMatrix && c.n != 67 && c.n != 7013 && c.what != "all-to-all" {
+		// Nothing and one element, and what fits into one lap, are no different between more ranks.
+		if (size > 5 || size > 4 && !fullMatrix) && c.n != 67 && c.n != 7013 && c.what != "all-to-all" {
 			return
 		}
 		if err == nil && (c.n > 1000) == (railLapBytes < 1<<20) {

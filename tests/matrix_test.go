@@ -29,7 +29,8 @@ import (
 	"github.com/symmem/symmem/tests/suite"
 )
 
-// worlds are the world sizes of the whole matrix, in which nearly all run with goroutines and with processes. fullWorld is the one at which the large cases run too. The
+// worlds are the world sizes of the whole matrix, in which nearly all run with goroutines and with processes. fullWorld is the one at which the large cases run too: over
+// memory that ranks share with processes, and over other memory with goroutines. The
 // short matrix starts goroutines at the sizes of shortGoroutines, or of shortFar where there are no peer pointers, and processes at those of shortProcesses.
 var (
 	worlds          = []int{1, 2, 3, 4, 5, 8}
@@ -194,7 +195,11 @@ func onProcessesAt(t *testing.T, on *hosts, name string, size int) {
 // runSuite runs the job of a world of some ranks on some processes, and each case, if it is chosen, as a sub-test. The processes are told
 // the name of a case when its turn comes.
 func runSuite(t *testing.T, on *hosts, name string, size, processes int, job string) {
-	runCases(t, on, name, options(t, name, size), processes, job)
+	opts := options(t, name, size)
+	if deviceKind(t, name) == device.Host && (processes == 1) == capabilities(t, name).PeerPointers {
+		opts.Short = true // see fullWorld
+	}
+	runCases(t, on, name, opts, processes, job)
 }
 
 // runCases is runSuite with the cases that the options choose.

@@ -80,18 +80,19 @@ func (s *simulated) Open(ctx context.Context, env *backend.Env) (backend.Backend
 // shortSuite are the cases without SYMMEM_TEST_MATRIX=full, which take some seconds of one core.
 const shortSuite = `^(memory|window|groups|signal|transfer|lifetime|all_to_all_v)/|^all_reduce/[a-z_]+/f32/1023/|^(broadcast|reduce|all_gather)/.*/delayed$`
 
-// fullSuite are those with it: all but the dtypes, which make no difference to memory.
+// fullSuite are those with it where the library moves everything: all but the dtypes, which make no difference to memory. By address all is as it is over native.
 const fullSuite = `^([b-z]|all_(gather|to_all))|^all_reduce/(errors|[a-z_]+/(f32|bf16)/)`
 
 // TestSuiteOnGPUs: the suite over simulated GPUs, with everything by address, with everything by the library, and with some of each.
 func TestSuiteOnGPUs(t *testing.T) {
 	full := os.Getenv("SYMMEM_TEST_MATRIX") == "full"
-	short := shortSuite
-	switch {
-	case testing.Short():
-		short = `^(memory|window|signal)/`
-	case full:
-		short = fullSuite
+	near := shortSuite
+	if testing.Short() {
+		near = `^(memory|window|signal)/`
+	}
+	apart := near
+	if full {
+		apart = fullSuite
 	}
 	const byCounts = `^all_to_all_v/` // which moves what is near and what is far in one step
 	const someNear = `^(groups|transfer)/|^memory/adopt`
@@ -110,8 +111,8 @@ func TestSuiteOnGPUs(t *testing.T) {
 		pointers bool
 		always   bool
 	}{
-		{"nixl-simulated", hostsOf(2), short, 20, true, true},
-		{"nixl-simulated-apart", hostsOf(2), short, 20, false, true},
+		{"nixl-simulated", hostsOf(2), near, 20, true, true},
+		{"nixl-simulated-apart", hostsOf(2), apart, 20, false, true},
 		{"nixl-simulated", []string{"a", "b", "a"}, byCounts, 5, false, true},
 		{"nixl-simulated", []string{"a", "a", "b", "b"}, most, 20, false, true},
 		{"nixl-simulated", []string{"a", "b", "a"}, rails, 20, false, false},
