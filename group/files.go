@@ -118,8 +118,8 @@ func (g *Group) passFiles(ctx context.Context, what, op string, senders []int, f
 	o, err := g.call(ctx, seq, &arrival{kind: kindAllGather, op: op, data: ticket}, refusal)
 	if err != nil {
 		if unheard(err) {
-			g.decline(seq+1, op+sending, err)
-			g.decline(seq+2, op+receiving, err)
+			g.decline(seq+1, kindVote, op+sending, err)
+			g.decline(seq+2, kindVote, op+receiving, err)
 		}
 		return nil, err
 	}
@@ -129,7 +129,7 @@ func (g *Group) passFiles(ctx context.Context, what, op string, senders []int, f
 	if _, err = g.call(ctx, seq+1, &arrival{kind: kindVote, op: op + sending}, err); err != nil {
 		if _, agreed := errors.AsType[*VoteError](err); !agreed {
 			if unheard(err) {
-				g.decline(seq+2, op+receiving, err)
+				g.decline(seq+2, kindVote, op+receiving, err)
 			}
 			return nil, err
 		}
@@ -152,10 +152,10 @@ func unheard(err error) bool {
 }
 
 // decline fails a round that this rank does not take part in any more, and that the others may wait for it in. It does not wait itself.
-func (g *Group) decline(seq uint64, op string, why error) {
+func (g *Group) decline(seq uint64, k kind, op string, why error) {
 	text := clip(errs.Text(why))
 	g.session.transport.arrive(g.name, seq, &arrival{
-		kind: kindVote, op: op, refused: true, refusal: text, conditions: errs.Codes(why), to: make(outcomeChan, 1),
+		kind: k, op: op, refused: true, refusal: text, conditions: errs.Codes(why), to: make(outcomeChan, 1),
 	})
 	g.session.transport.abandon(g.name, seq, text)
 }

@@ -82,6 +82,14 @@ const islandsVersion = 1
 // islandsTimeout bounds how long a rank tries to pass files, and waits for those that others have passed.
 var islandsTimeout = 10 * time.Second
 
+// islandsRounds is the number of rounds that looking for islands takes.
+const islandsRounds = 4
+
+// islandsOp names a round of them.
+func islandsOp(round uint64) string {
+	return "islands: " + [islandsRounds]string{"tickets", "passing files", "writing", "reading"}[round]
+}
+
 // islandsWord is what a rank brings to each round of looking for islands.
 type islandsWord struct {
 	Version int
@@ -123,7 +131,7 @@ func (g *Group) findIslands(ctx context.Context) (*Islands, error) {
 			return found, err
 		}
 	}
-	seq := g.take(4)
+	seq := g.take(islandsRounds)
 	words, err := g.tryIslands(ctx, seq)
 	missing, gaveUp := errors.AsType[*MissingRanksError](err)
 	switch {
@@ -135,7 +143,7 @@ func (g *Group) findIslands(ctx context.Context) (*Islands, error) {
 	}
 	found, err := g.settleIslands(ctx, seq, g.islandsOf(words))
 	if found == nil && err == nil {
-		err = &AbandonedError{Op: label(kindAllGather, "islands: reading"), Rank: -1, Reason: "some rank has not heard what the ranks have found; call again on every rank"}
+		err = &AbandonedError{Op: label(kindAllGather, islandsOp(islandsRounds-1)), Rank: -1, Reason: "some rank has not heard what the ranks have found; call again on every rank"}
 	}
 	return found, err
 }
@@ -231,13 +239,18 @@ func (g *Group) tryIslands(ctx context.Context, seq uint64) ([]islandsWord, erro
 	t := newIslandTrial(g, seq, mine.Why)
 	defer t.end()
 
-	round := func(n uint64, op string) ([]islandsWord, error) {
+	round := func(n uint64) ([]islandsWord, error) {
 		data, err := json.Marshal(mine)
 		if err != nil {
 			return nil, err
 		}
-		o, err := g.call(ctx, seq+n, &arrival{kind: kindAllGather, op: "islands: " + op, data: data}, nil)
+		o, err := g.call(ctx, seq+n, &arrival{kind: kindAllGather, op: islandsOp(n), data: data}, nil)
 		if err != nil {
+			if unheard(err) {
+				for later := n + 1; later < islandsRounds; later++ { // the others may have gone on to the next one
+					g.decline(seq+later, kindAllGather, islandsOp(later), err)
+				}
+			}
 			return nil, err
 		}
 		return readIslands(o.blobs), nil
@@ -254,7 +267,7 @@ func (g *Group) tryIslands(ctx context.Context, seq uint64) ([]islandsWord, erro
 	}
 
 	mine.Ticket = t.ticket()
-	words, err := round(0, "tickets")
+	words, err := round(0)
 	if err != nil {
 		return nil, err
 	}
@@ -265,15 +278,15 @@ func (g *Group) tryIslands(ctx context.Context, seq uint64) ([]islandsWord, erro
 		}
 	}
 	mine.Ranks = t.send(ctx, words)
-	if words, err = round(1, "passing files"); err != nil {
+	if words, err = round(1); err != nil {
 		return nil, err
 	}
 	mine.Ranks = t.write(ctx, told(words))
-	if words, err = round(2, "writing"); err != nil {
+	if words, err = round(2); err != nil {
 		return nil, err
 	}
 	mine.Ranks = t.read(told(words))
-	return round(3, "reading")
+	return round(3)
 }
 
 // readIslands reads what the ranks brought to a round. What cannot be read is of another version.

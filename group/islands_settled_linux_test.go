@@ -3,6 +3,7 @@ package group
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -47,6 +48,45 @@ func TestIslandsHeardBySome(t *testing.T) {
 	require.Equal(t, all[0], all[1])
 	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
 	require.Equal(t, found, islandsOn(t, groups))
+}
+
+// TestIslandsGivenUpHalfWay: where a rank has not heard how a round ended, the others do not wait for it in the next, and all look again.
+func TestIslandsGivenUpHalfWay(t *testing.T) {
+	jobs := make([][]*Group, islandsRounds-1)
+	for round := range jobs {
+		jobs[round] = newApart(t, 3)
+	}
+	ctx := testContext(t)
+	var all sync.WaitGroup
+	failed := make([][]error, len(jobs))
+	for round, groups := range jobs {
+		s := groups[2].session
+		s.transport = slowTransport{s.transport, islandsOp(uint64(round)), graceTimeout + time.Second}
+		all.Go(func() {
+			failed[round] = onAll(groups, func(g *Group) error {
+				of := ctx
+				if g.Rank() == 2 {
+					short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+					defer cancel()
+					of = short
+				}
+				_, err := g.Islands(of)
+				return err
+			})
+		})
+	}
+	all.Wait()
+	for round, groups := range jobs {
+		require.ErrorIs(t, failed[round][2], context.DeadlineExceeded)
+		for _, err := range failed[round][:2] {
+			require.Error(t, err)
+			require.NotErrorIs(t, err, context.DeadlineExceeded, "it has waited until the end")
+			require.ErrorContains(t, err, "no answer from the rendezvous service")
+		}
+		groups[2].session.transport = groups[2].session.transport.(slowTransport).transport
+		require.Equal(t, 1, islandsOn(t, groups).Count())
+		requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
+	}
 }
 
 // TestIslandsHeardByNone: where a rank that has not heard the answer comes before any that has, none were found on any rank, and all look again.
