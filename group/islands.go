@@ -161,6 +161,7 @@ func (g *Group) settleIslands(ctx context.Context, seq uint64, found *Islands) (
 	var mine settledIslands
 	if found != nil {
 		mine = settledIslands{found.of, found.why}
+		ctx = context.WithoutCancel(ctx) // a rank that has come so far is in step with the others, and fails for nothing that they do not
 	}
 	text, err := json.Marshal(mine)
 	if err != nil {

@@ -50,6 +50,51 @@ func TestIslandsHeardBySome(t *testing.T) {
 	require.Equal(t, found, islandsOn(t, groups))
 }
 
+// endingTransport ends a context just before it gives the answer of a round.
+type endingTransport struct {
+	transport
+	round string
+	end   func()
+}
+
+type endingOutcome struct {
+	to  outcomeReceiver
+	end func()
+}
+
+func (e endingOutcome) receiveOutcome(group string, seq uint64, o *outcome) {
+	e.end()
+	e.to.receiveOutcome(group, seq, o)
+}
+
+func (e endingTransport) arrive(group string, seq uint64, a *arrival) {
+	if a.op == e.round {
+		a.to = endingOutcome{a.to, e.end}
+	}
+	e.transport.arrive(group, seq, a)
+}
+
+// TestIslandsHeardInTheEnd: a rank whose context ends when it hears the last answer finds what the others have found.
+func TestIslandsHeardInTheEnd(t *testing.T) {
+	groups := newApart(t, 3)
+	ctx := testContext(t)
+	short, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s := groups[2].session
+	s.transport = endingTransport{s.transport, islandsOp(islandsRounds - 1), cancel}
+	requireNone(t, onAll(groups, func(g *Group) error {
+		of := ctx
+		if g.Rank() == 2 {
+			of = short
+		}
+		_, err := g.Islands(of)
+		return err
+	}))
+	require.ErrorIs(t, short.Err(), context.Canceled)
+	require.Equal(t, 1, islandsOn(t, groups).Count())
+	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
+}
+
 // TestIslandsGivenUpHalfWay: where a rank has not heard how a round ended, the others do not wait for it in the next, and all look again.
 func TestIslandsGivenUpHalfWay(t *testing.T) {
 	jobs := make([][]*Group, islandsRounds-1)
