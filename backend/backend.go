@@ -10,7 +10,9 @@ import (
 )
 
 // Backend is one rank's side of a backend: it allocates symmetric memory and maps it. Package memory is the only caller. It makes the collective
-// calls one at a time and in the same order on every rank; calls that allocate may run at the same time as others.
+// calls one at a time and in the same order on every rank; calls that allocate may run at the same time as others. The contexts of collective calls are
+// those of [group.Heard]: exchanges made with them end alike on all ranks, unless the rendezvous service is lost. So a rank whose context has ended comes to each step that
+// the others come to, and tells them there.
 type Backend interface {
 	// Name returns the name that the backend is registered under.
 	Name() string

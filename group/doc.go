@@ -16,7 +16,8 @@
 // Every collective call blocks until all ranks have come, and ends at its context's deadline or after [Options].Timeout,
 // whichever is first. The rank that gives up gets a [*MissingRanksError] that names the ranks that had not come. The ranks that waited
 // with it, and those that come later, get an [*AbandonedError] that names the rank that gave up. The group goes on working:
-// the next call is matched with the next call.
+// the next call is matched with the next call. A rank whose context ends when all have come waits up to a second for the
+// service to say how the call ended, and with a context of [Heard] longer.
 //
 // # Errors of collective calls
 //

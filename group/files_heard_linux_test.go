@@ -33,6 +33,23 @@ func (s slowTransport) arrive(group string, seq uint64, a *arrival) {
 	s.transport.arrive(group, seq, a)
 }
 
+// TestHeard: with a context of Heard a rank hears how a call ended that it has given up, however slow the service is.
+func TestHeard(t *testing.T) {
+	groups := newLocal(t, 2, nil)
+	ctx := testContext(t)
+	g, s := groups[0], groups[1].session
+	s.transport = slowTransport{s.transport, "late", graceTimeout + 500*time.Millisecond}
+	g.session.transport.arrive(g.name, g.take(1), &arrival{kind: kindVote, op: "late", to: make(outcomeChan, 1)}) // so that the other completes the round
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	require.NoError(t, groups[1].Vote(Heard(Heard(ended)), "late", nil))
+	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
+	require.ErrorIs(t, groups[1].Vote(Heard(ended), "alone", nil), context.Canceled, "what nobody has come to is given up")
+	require.ErrorContains(t, g.Vote(ctx, "alone", nil), "gave up")
+	var none context.Context
+	require.Nil(t, Heard(none))
+}
+
 // TestFilesHeardLate: a rank whose context ends before it has heard how an exchange of files went comes to the same end as the others, and all stay in step.
 func TestFilesHeardLate(t *testing.T) {
 	for _, round := range []string{"late", "late: sending", "late: receiving"} {

@@ -373,6 +373,7 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 	if errs.IsNil(ctx) {
 		ctx, local = errs.WithContext(label(a.kind, a.op), ctx, local)
 	}
+	a.heard = a.heard || hears(ctx)
 	calls, bytes := g.session.begin(len(a.data))
 	defer func() { g.session.finish(bytes) }()
 	switch l := g.session.limits; {

@@ -128,6 +128,7 @@ func (m *Memory) NewHeap(ctx context.Context, bytes int64) (*Heap, error) {
 }
 
 func (m *Memory) newHeap(ctx context.Context, bytes int64, place string, gaveUp error) (*Heap, error) {
+	ctx = group.Heard(ctx) // all ranks come to each of these steps
 	failure := cmp.Or(gaveUp, m.Err())
 	if failure == nil && (bytes <= 0 || bytes > math.MaxInt64-HeapAlign) {
 		failure = errs.Invalid("NewHeap", "bytes", bytes, fmt.Sprintf("1 to %d", math.MaxInt64-HeapAlign))

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -86,6 +87,7 @@ func (m *Memory) PrepareCollective(ctx context.Context, in, out Place, inBytes, 
 			err = fmt.Errorf("%s: %w", call, err)
 		}
 		// The library's own steps are for ranks that come to all of them.
+		ctx = group.Heard(ctx)
 		if err := m.group.Vote(ctx, "preparing "+what, cmp.Or(gaveUp, failure, err)); err != nil {
 			return nil, err
 		}

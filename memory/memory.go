@@ -295,7 +295,7 @@ func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) 
 	}
 	if m.backend.Capabilities().CollectiveAllocate {
 		return inTurn(ctx, &m.collective, fmt.Sprintf("allocating %d bytes", bytes), func(ctx context.Context, gaveUp error) (backend.Allocation, error) {
-			if _, err := m.exchange(ctx, m.record("allocate", name, &Record{Bytes: bytes}), errors.Join(gaveUp, invalid, m.Err())); err != nil {
+			if _, err := m.exchange(group.Heard(ctx), m.record("allocate", name, &Record{Bytes: bytes}), errors.Join(gaveUp, invalid, m.Err())); err != nil {
 				return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
 			}
 			return m.allocateNow(ctx, bytes, name, place)
@@ -314,6 +314,7 @@ func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) 
 // allocateNow is allocate when nothing speaks against it.
 func (m *Memory) allocateNow(ctx context.Context, bytes int64, name, place string) (backend.Allocation, error) {
 	began := time.Now()
+	ctx = group.Heard(ctx) // where it is collective, a rank that has memory alone is out of step
 	var a backend.Allocation
 	var err error
 	if bytes == 0 {
@@ -429,7 +430,7 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 		}
 	}
 	mine := m.record("bytes", what.Name, &what)
-	records, err := m.exchange(ctx, mine, failure)
+	records, err := m.exchange(group.Heard(ctx), mine, failure)
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous %d: %w", mine.Operation, err)
 	}
@@ -439,7 +440,7 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 	}
 	w := &Window{memory: m, alloc: a, entry: e, number: m.operations, adopted: slices.ContainsFunc(records, func(r Record) bool { return r.Adopted })}
 	if a.Bytes() > 0 {
-		mapping, mapErr := m.backend.Rendezvous(ctx, a)
+		mapping, mapErr := m.backend.Rendezvous(group.Heard(ctx), a)
 		if err := m.group.Vote(ctx, "mapping", mapErr); err != nil {
 			known := m.leaveMapping(ctx, err)
 			if mapErr == nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -54,7 +55,7 @@ func (m *Memory) enableMulticast(ctx context.Context, w *Window, failure error) 
 			purpose += ", which has it"
 		}
 	}
-	_, err := m.exchange(ctx, m.record("bytes", purpose, &Record{}), failure)
+	_, err := m.exchange(group.Heard(ctx), m.record("bytes", purpose, &Record{}), failure)
 	if err != nil {
 		return err
 	}
@@ -72,7 +73,7 @@ func (m *Memory) enableMulticast(ctx context.Context, w *Window, failure error) 
 	if !ok {
 		return fmt.Errorf("backend %s has no multicast for this window: %w", m.backend.Name(), errs.ErrUnsupported)
 	}
-	p, err := mc.EnableMulticast(ctx)
+	p, err := mc.EnableMulticast(group.Heard(ctx))
 	if err != nil {
 		w.noMulticast.Store(&err)
 		return err

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -28,6 +29,7 @@ func Open(ctx context.Context, name string, env *backend.Env, opts *Options) (*M
 	ctx, failure := errs.WithContext("memory.Open", ctx, nil)
 	f, openErr := backend.Lookup(name)
 	openErr = cmp.Or(failure, openErr)
+	ctx = group.Heard(ctx)
 	var b backend.Backend
 	if openErr == nil {
 		b, openErr = f.Open(ctx, &e)

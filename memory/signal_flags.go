@@ -11,6 +11,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -79,7 +80,7 @@ func (s *spares[T]) give(x *T) {
 // agreeOnFlags compares the number of channels, by which every rank's words are laid out: a rank writes the words of the others. A failure is every rank's. Collective;
 // the caller holds m.collective.
 func (m *Memory) agreeOnFlags(ctx context.Context, channels int, failure error) error {
-	all, err := backend.Tell(ctx, m.group, "signals", channels, failure)
+	all, err := backend.Tell(group.Heard(ctx), m.group, "signals", channels, failure)
 	if err != nil {
 		return err
 	}
@@ -90,7 +91,7 @@ func (m *Memory) agreeOnFlags(ctx context.Context, channels int, failure error) 
 func newFlagSignals(ctx context.Context, m *Memory, f backend.Flagger, channels int, user *signalUser) (*flagSignals, error) {
 	size := m.group.Size()
 	n := channels * padKinds * size
-	flags, err := f.NewFlags(ctx, n)
+	flags, err := f.NewFlags(group.Heard(ctx), n)
 	if err != nil {
 		return nil, err
 	}

@@ -145,7 +145,7 @@ func (m *Memory) newWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspa
 			return &Workspace{memory: m, block: b, span: s}, nil
 		}
 	}
-	b, err := m.growWorkspace(ctx, max(need, workspaceBlock))
+	b, err := m.growWorkspace(group.Heard(ctx), max(need, workspaceBlock))
 	if err != nil {
 		return nil, fmt.Errorf("taking a workspace for %s: %w", r.Purpose, err)
 	}

@@ -676,7 +676,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "ranks do not compare sizes before a collective allocation", tests: inSuite,
-		old: "\t\t\tif _, err := m.exchange(ctx, m.record(\"allocate\", name, &Record{Bytes: bytes}), errors.Join(gaveUp, invalid, m.Err())); err != nil {",
+		old: "\t\t\tif _, err := m.exchange(group.Heard(ctx), m.record(\"allocate\", name, &Record{Bytes: bytes}), errors.Join(gaveUp, invalid, m.Err())); err != nil {",
 		new: "\t\t\tif err := errors.Join(gaveUp, invalid, m.Err()); err != nil {",
 	},
 	{
@@ -1635,7 +1635,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/multicast.go", why: "ranks do not agree on multicast", tests: inSuite,
-		old: "\t_, err := m.exchange(ctx, m.record(\"bytes\", purpose, &Record{}), failure)\n",
+		old: "\t_, err := m.exchange(group.Heard(ctx), m.record(\"bytes\", purpose, &Record{}), failure)\n",
 		new: "\t_ = purpose\n\terr := failure\n",
 	},
 	{
