@@ -13,7 +13,7 @@ import (
 )
 
 // Open opens the named backend for this rank of env.Group and returns the rank's memory over it. Collective. ErrInvalid for no context, environment or group, and for a name that is
-// not registered; else the errors of the backend, which are ErrUnavailable, ErrUnsupported or ErrInvalid where it cannot be opened, on every
+// not registered, on any rank; ErrMismatch if the ranks name different backends; else the errors of the backend, which are ErrUnavailable, ErrUnsupported or ErrInvalid where it cannot be opened, on every
 // rank.
 func Open(ctx context.Context, name string, env *backend.Env, opts *Options) (*Memory, error) {
 	if err := errs.Given("memory.Open", "env", env, "what the backend is opened with"); err != nil {
@@ -28,12 +28,16 @@ func Open(ctx context.Context, name string, env *backend.Env, opts *Options) (*M
 	}
 	ctx, failure := errs.WithContext("memory.Open", ctx, nil)
 	f, openErr := backend.Lookup(name)
-	openErr = cmp.Or(failure, openErr)
 	ctx = group.Heard(ctx)
-	var b backend.Backend
-	if openErr == nil {
-		b, openErr = f.Open(ctx, &e)
+	// A rank that cannot begin says so before the others are in exchanges of the backend's, which it does not come to.
+	names, err := backend.Tell(ctx, e.Group, "opening a backend", name, cmp.Or(failure, openErr))
+	if err == nil {
+		err = backend.Alike("name of the backend", names, func(n *string) string { return *n })
 	}
+	if err != nil {
+		return nil, fmt.Errorf("opening backend %s: %w", name, err)
+	}
+	b, openErr := f.Open(ctx, &e)
 	if openErr == nil && e.Multicast == "on" && e.Parent == nil && !b.Capabilities().Multicast {
 		openErr = b.Capabilities().Missing(name, "multicast") // a group made of some of the ranks may do without
 	}
