@@ -15,52 +15,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
 )
-
-// silenced passes connections on to a service, whose answers it holds back while it is held.
-func silenced(t *testing.T, to string, held *sync.Mutex) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			service, err := net.Dial("tcp", to)
-			if err != nil {
-				_ = client.Close()
-				continue
-			}
-			pass := func(to, from net.Conn, wait bool) {
-				b := make([]byte, 4096)
-				for {
-					n, err := from.Read(b)
-					if wait {
-						held.Lock()
-					}
-					_, failed := to.Write(b[:n])
-					if wait {
-						held.Unlock()
-					}
-					if err != nil || failed != nil {
-						_, _ = to.Close(), from.Close()
-						return
-					}
-				}
-			}
-			go pass(service, client, false)
-			go pass(client, service, true)
-		}
-	}()
-	return l.Addr().String()
-}
 
 // TestFlagsOfARankThatIsNotTold: a rank that never hears that all ranks have flags keeps its own, which the others write to.
 func TestFlagsOfARankThatIsNotTold(t *testing.T) {
@@ -127,7 +88,7 @@ func withDeafRank(t *testing.T, fakes *network, hosts []string, opts Options, ru
 	require.NoError(t, err)
 	var held sync.Mutex
 	addr := l.Addr().String()
-	deaf := silenced(t, addr, &held)
+	deaf := backendtest.Silenced(t, addr, &held)
 	within, giveUp := context.WithCancel(ctx)
 	defer giveUp()
 	rank := func(number int) error {

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/group"
 )
 
 // parts are the pieces of the arena that a group of only some PEs has. A piece that peers have seen is freed when all of them have released theirs:
@@ -30,7 +31,7 @@ func (b *Backend) among(ctx context.Context, mine ask, failure error) (name uint
 	p.mu.Lock()
 	mine.Released = slices.Clone(p.released)
 	p.mu.Unlock()
-	all, err = backend.Tell(ctx, b.group, "NVSHMEM's arena: "+mine.Op, mine, failure)
+	all, err = backend.Tell(group.Heard(ctx), b.group, "NVSHMEM's arena: "+mine.Op, mine, failure)
 	if err == nil {
 		err = backend.Alike("size in bytes", all, func(a *ask) int64 { return a.Bytes })
 	}

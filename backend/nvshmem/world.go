@@ -129,7 +129,7 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 	w.mu.Lock()
 	mine.Turn, mine.Released = w.turn, slices.Clone(w.released)
 	w.mu.Unlock()
-	all, err := backend.Tell(ctx, g, "NVSHMEM: "+mine.Op, mine, failure)
+	all, err := backend.Tell(group.Heard(ctx), g, "NVSHMEM: "+mine.Op, mine, failure)
 	if err != nil {
 		return err
 	}
