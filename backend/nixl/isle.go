@@ -246,16 +246,26 @@ func (i *isle) number(rank int) int {
 
 // meet maps the memory of all ranks of the island. All of them come; one that has failed already brings its failure, and all get that.
 func (i *isle) meet(ctx context.Context, a backend.Allocation, failure error) (backend.Mapping, error) {
-	if failure != nil {
-		_, err := i.near.Rendezvous(ctx, nil) // which the others are in, and which fails on all then
-		return nil, errors.Join(failure, err)
+	// The other backend would tell of memory that is not its own, and not of what this rank has failed in.
+	err := i.group.Vote(ctx, "sharing memory", failure)
+	var m backend.Mapping
+	if err == nil {
+		m, err = i.near.Rendezvous(ctx, a)
 	}
-	m, err := i.near.Rendezvous(ctx, a)
 	if err != nil {
-		return nil, fmt.Errorf("sharing memory with %s: %w", errs.Ranks(i.ranks), err)
+		return nil, &isleError{fmt.Sprintf("sharing memory with %s: %s", errs.Ranks(i.ranks), i.reason(err)), err}
 	}
 	return m, nil
 }
+
+// isleError is an error of the island's group, with a text in which ranks are numbered as in the backend's group.
+type isleError struct {
+	text string
+	err  error
+}
+
+func (e *isleError) Error() string { return e.text }
+func (e *isleError) Unwrap() error { return e.err }
 
 // close gives back what the island holds.
 func (i *isle) close(ctx context.Context) error {
