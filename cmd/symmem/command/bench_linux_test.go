@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"image/png"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/kernels/tuning"
 )
 
 func TestBench(t *testing.T) {
@@ -301,4 +303,36 @@ func TestBenchPeerThatCannotBe(t *testing.T) {
 	r = call(t, "", environ(), append(small, "--backend", "host")...)
 	require.Equal(t, exit.OK, r.status, r.err)
 	assert.NotContains(t, r.out, "nccl", "nobody expects it there")
+}
+
+// TestFilesOfWhoeverIsNotRead: where nobody reads the standard output any more, which ends the process, the file that was asked for is there all the same.
+func TestFilesOfWhoeverIsNotRead(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for _, args := range [][]string{
+		{"bench", "--kind", "put", "--sizes", "64", "--reps", "1"},
+		{"tune", "--kind", "broadcast", "--sizes", "1K", "--dtype", "f32", "--reps", "3"},
+	} {
+		t.Run(args[0], func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "found.json")
+			reader, writer, err := os.Pipe()
+			require.NoError(t, err)
+			require.NoError(t, reader.Close())
+			var said syncBuffer
+			cmd := exec.CommandContext(t.Context(), self, append(args, "--ranks", "2", "--backend", "host", "--output", file)...)
+			cmd.Env, cmd.Stdout, cmd.Stderr = environ(), writer, &said
+			require.Error(t, cmd.Run(), "%s", &said)
+			require.NoError(t, writer.Close())
+			if args[0] == "tune" {
+				_, _, err := tuning.Read(file)
+				require.NoError(t, err)
+				return
+			}
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			var report bench.Report
+			require.NoError(t, json.Unmarshal(text, &report))
+			assert.Len(t, report.Rows, 1)
+		})
+	}
 }

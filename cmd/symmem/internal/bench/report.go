@@ -37,19 +37,18 @@ type Skipped struct {
 // write writes the report everywhere that o says.
 func (r *Report) write(out io.Writer, o Options, to outputFiles) error {
 	r.compare()
+	// The files come first: where nobody reads the standard output any more, writing to it ends the process.
 	var err error
-	if o.JSON {
-		err = r.writeJSON(out)
-	} else {
-		err = r.writeTable(out)
-	}
 	if to.json != nil {
-		err = errors.Join(err, whole(to.json, r.writeJSON))
+		err = whole(to.json, r.writeJSON)
 	}
 	if to.plot != nil {
 		err = errors.Join(err, whole(to.plot, func(w io.Writer) error { return r.writePlot(w, o.PlotFile) }))
 	}
-	return err
+	if o.JSON {
+		return errors.Join(err, r.writeJSON(out))
+	}
+	return errors.Join(err, r.writeTable(out))
 }
 
 // whole writes a file if all of it can be made.

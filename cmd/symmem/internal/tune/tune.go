@@ -141,27 +141,27 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	if textErr != nil {
 		return errors.Join(err, textErr)
 	}
-	if o.JSON {
-		if err == nil {
-			_, err = p.Out.Write(text)
+	whole := err == nil
+	if whole && output != nil { // first: where nobody reads the standard output any more, writing to it ends the process
+		if err = output.Write(text); err != nil {
+			err = fmt.Errorf("--output: %w", err)
 		}
-	} else if writeErr := write(p.Out, where, points); writeErr != nil {
-		err = errors.Join(err, writeErr)
 	}
-	if err != nil {
-		return err
+	written := whole && err == nil && output != nil
+	switch {
+	case !o.JSON:
+		err = errors.Join(err, write(p.Out, where, points))
+	case whole:
+		_, printErr := p.Out.Write(text)
+		err = errors.Join(err, printErr)
 	}
-	if late != "" {
+	if whole && late != "" {
 		fmt.Fprintf(p.Err, "%s: %d of %d sizes were measured\n", late, len(points), where.Points)
 	}
-	if output == nil {
-		return nil
+	if written {
+		fmt.Fprintf(p.Err, "wrote %s; SYMMEM_TUNING=%s uses it\n", o.OutputFile, o.OutputFile)
 	}
-	if err := output.Write(text); err != nil {
-		return fmt.Errorf("--output: %w", err)
-	}
-	fmt.Fprintf(p.Err, "wrote %s; SYMMEM_TUNING=%s uses it\n", o.OutputFile, o.OutputFile)
-	return nil
+	return err
 }
 
 // describe says on what was measured.
