@@ -236,6 +236,12 @@ func startCommand(t *testing.T, env []string, args ...string) *command {
 	t.Helper()
 	path, err := os.Executable()
 	require.NoError(t, err)
+	return startProgram(t, env, path, args...)
+}
+
+// startProgram is startCommand for a program that becomes the command.
+func startProgram(t *testing.T, env []string, path string, args ...string) *command {
+	t.Helper()
 	c := &command{cmd: exec.Command(path, args...), out: &syncBuffer{}, err: &syncBuffer{}, ended: make(chan error, 1)}
 	c.cmd.Env, c.cmd.Stdout, c.cmd.Stderr = env, c.out, c.err
 	c.cmd.WaitDelay = patience
@@ -321,6 +327,20 @@ func TestRunPassesSignalsOn(t *testing.T) {
 	require.NoError(t, c.cmd.Process.Signal(syscall.SIGTERM))
 	assert.Equal(t, 5, c.status(t))
 	assert.Equal(t, 2, strings.Count(c.out.String(), "got TERM"))
+	assertGone(t, mark)
+}
+
+// TestRunWithNoHangup: a hangup that run was started to ignore, as by nohup, ends no rank.
+func TestRunWithNoHangup(t *testing.T) {
+	path, err := os.Executable()
+	require.NoError(t, err)
+	mark := marker()
+	c := startProgram(t, environ(mark), "sh", "-c", `trap "" HUP; exec "$0" "$@"`, path, "run", "-n", "2", "sh", "-c", `
+		trap "exit 0" USR1; echo ready; while :; do sleep 0.05; done`)
+	c.awaitOutput(t, "ready", 2)
+	require.NoError(t, c.cmd.Process.Signal(syscall.SIGHUP))
+	require.NoError(t, c.cmd.Process.Signal(syscall.SIGUSR1))
+	assert.Equal(t, exit.OK, c.status(t), c.err)
 	assertGone(t, mark)
 }
 

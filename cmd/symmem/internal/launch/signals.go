@@ -3,13 +3,15 @@ package launch
 import (
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 )
 
-// CatchSignals delivers the signals that a launcher passes on, which then do not end this process, until stop is called.
+// CatchSignals delivers the signals that a launcher passes on, which then do not end this process, until stop is called. A hangup that this process was
+// started to ignore, as by nohup, stays ignored, here and in the ranks, which inherit that: to catch it would be to end them with the terminal.
 func CatchSignals() (signals <-chan os.Signal, stop func()) {
 	c := make(chan os.Signal, 16)
-	signal.Notify(c, forwarded...)
+	signal.Notify(c, slices.DeleteFunc(slices.Clone(forwarded), func(sig os.Signal) bool { return sig == syscall.SIGHUP && signal.Ignored(sig) })...)
 	return c, func() { signal.Stop(c) }
 }
 
