@@ -1,9 +1,12 @@
 package command
 
 import (
+	"context"
 	"io"
 	"os"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cheggaaa/pb/v3"
@@ -82,4 +85,45 @@ func TestColours(t *testing.T) {
 			assert.NotContains(t, out, "\r", "progress is for terminals")
 		})
 	}
+}
+
+// atTerminal runs a script of the shell that rules a terminal, which has the command as $0, with something typed. It returns what was shown.
+func atTerminal(t *testing.T, script, typed string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	mark := marker()
+	master, tty := terminaltest.Pair(t, 80)
+	cmd := exec.CommandContext(ctx, "sh", "-c", script, self)
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = environ(mark), tty, tty, tty
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	require.NoError(t, cmd.Start())
+	require.NoError(t, tty.Close())
+	var shown syncBuffer
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		_, _ = io.Copy(&shown, master) // it ends with an error when nobody has the terminal any more
+	}()
+	_, err = io.WriteString(master, typed)
+	require.NoError(t, err)
+	ended := cmd.Wait()
+	require.NoError(t, ctx.Err(), "%s", &shown)
+	<-read
+	require.NoError(t, master.Close())
+	assert.NoError(t, ended, "%s", &shown)
+	assertGone(t, mark)
+	return shown.String()
+}
+
+// TestRunAtATerminal: what is typed goes to rank 0, as long as run is in the foreground. In the background it goes on, and is not stopped for what it would read.
+func TestRunAtATerminal(t *testing.T) {
+	shown := atTerminal(t, `"$0" run -n 2 -- sh -c 'read x; echo "got $x."'`, "one\n")
+	assert.Contains(t, shown, "[0] got one.")
+	assert.Contains(t, shown, "[1] got .")
+	shown = atTerminal(t, `set -m; "$0" run -n 2 -- echo hello & wait $!; echo "status $?"`, "")
+	assert.Contains(t, shown, "[1] hello")
+	assert.Contains(t, shown, "status 0")
 }

@@ -179,10 +179,12 @@ func feedInput(cmd *exec.Cmd, stdin io.Reader) (started func(), err error) {
 	if stdin == nil {
 		return func() {}, nil
 	}
-	// A background process group that reads from the terminal is stopped, so this process reads for it.
+	// A background process group that reads from the terminal is stopped, so this process reads for it, while it is in the foreground itself.
 	if f, ok := stdin.(*os.File); ok && !terminal.Is(f) {
 		cmd.Stdin = f
 		return func() {}, nil
+	} else if ok {
+		stdin = foregroundReader(f)
 	}
 	feed, err := cmd.StdinPipe()
 	if err != nil {

@@ -4,6 +4,7 @@ package launch
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"syscall"
@@ -25,6 +26,9 @@ func launchSupported() error {
 	return fmt.Errorf("starting ranks, and ending all that they leave, needs groups of processes, which %s has not; run on Linux: %w",
 		runtime.GOOS, errs.ErrUnsupported)
 }
+
+// foregroundReader reads from a terminal. Here no process is stopped for that.
+func foregroundReader(tty *os.File) io.Reader { return tty }
 
 func groupLeader() *syscall.SysProcAttr { return nil }
 

@@ -3,9 +3,14 @@
 package launch
 
 import (
+	"errors"
+	"io"
 	"os"
 	"slices"
 	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // terminate is the signal that asks a rank to end.
@@ -44,4 +49,31 @@ func exitOf(state *os.ProcessState) (code int, sig os.Signal) {
 		return 0, w.Signal()
 	}
 	return state.ExitCode(), nil
+}
+
+// foregroundReader reads from a terminal while this process is in its foreground. One that reads in the background is stopped, and can then neither pass
+// signals on nor end with its ranks.
+func foregroundReader(tty *os.File) io.Reader { return foreground{tty} }
+
+// backgroundLook is how often a process in the background looks whether it is in the foreground, while somebody types for others.
+const backgroundLook = 200 * time.Millisecond
+
+type foreground struct{ tty *os.File }
+
+func (f foreground) Read(p []byte) (int, error) {
+	fd := int(f.tty.Fd())
+	for {
+		// To wait for input stops nobody.
+		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1); err != nil {
+			if errors.Is(err, unix.EINTR) {
+				continue
+			}
+			return 0, err
+		}
+		// Where this is not the terminal that rules this process, or it is gone, reading stops nobody either.
+		if group, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP); err != nil || group == syscall.Getpgrp() {
+			return f.tty.Read(p)
+		}
+		time.Sleep(backgroundLook)
+	}
 }
