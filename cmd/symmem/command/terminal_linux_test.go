@@ -127,3 +127,9 @@ func TestRunAtATerminal(t *testing.T) {
 	assert.Contains(t, shown, "[1] hello")
 	assert.Contains(t, shown, "status 0")
 }
+
+// TestRunAtATerminalThatStops: a terminal may stop what writes to it in the background, and the launcher always is there.
+func TestRunAtATerminalThatStops(t *testing.T) {
+	shown := atTerminal(t, `stty tostop; "$0" run -n 2 -- echo hello`, "")
+	assert.Contains(t, shown, "[1] hello")
+}

@@ -111,6 +111,7 @@ func Kept(fd int) (children *Family, release func(), err error) {
 	if err := errors.Join(closeOnExec(fd), adoptOrphans()); err != nil {
 		return nil, nil, err
 	}
+	keepWriting()
 	// A launcher that crashes must be seen to: it ends by a signal, not with a status as ranks have them, and what it leaves is ended.
 	debug.SetTraceback("crash")
 	children = &Family{own: map[int]bool{}}

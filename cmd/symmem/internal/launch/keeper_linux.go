@@ -28,6 +28,9 @@ func adoptOrphans() error {
 // ownGroup makes a child the leader of a process group of its own, which signals to this process's group do not reach.
 func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
+// keepWriting lets this process, which is in the background of every terminal, write to one that stops others for that (stty tostop). The ranks inherit it.
+func keepWriting() { signal.Ignore(unix.SIGTTOU) }
+
 // closeOnExec keeps the ranks from inheriting a descriptor.
 func closeOnExec(fd int) error {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
