@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"time"
 
@@ -78,6 +79,9 @@ func (o *Options) server() string {
 // minLivenessTimeout keeps a scheduling hiccup from looking like death.
 const minLivenessTimeout = 100 * time.Millisecond
 
+// longestTimeout is what longer timeouts count as: some 18 years.
+const longestTimeout time.Duration = math.MaxInt64 / 16
+
 // checked returns a copy of the options with the defaults filled in, or says what is wrong with them.
 func (o *Options) checked() (*Options, error) { return o.checkedFor("Join") }
 
@@ -96,6 +100,8 @@ func (o *Options) checkedFor(op string) (*Options, error) {
 	if c.LivenessTimeout == 0 {
 		c.LivenessTimeout = defaultLivenessTimeout
 	}
+	// Some of them are added up. Whoever wants no bound gives the longest duration that there is.
+	c.Timeout, c.LivenessTimeout = min(c.Timeout, longestTimeout), min(c.LivenessTimeout, longestTimeout)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

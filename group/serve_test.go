@@ -3,6 +3,7 @@ package group
 import (
 	"context"
 	"errors"
+	"math"
 	"net"
 	"slices"
 	"sync"
@@ -270,6 +271,27 @@ func TestBeatInterval(t *testing.T) {
 	require.Equal(t, minLivenessTimeout/4, beatInterval(10*time.Second, 1))
 }
 
+// freeze admits rank 1 of 2 to a service, where it says nothing more. Its connection stands.
+func freeze(ctx context.Context, t *testing.T, o *Options) {
+	t.Helper()
+	conn, err := net.Dial("tcp", o.Addr)
+	require.NoError(t, err)
+	conn, err = handshakeClient(ctx, conn, o)
+	require.NoError(t, err)
+	client, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return conn, nil }), grpc.WithIdleTimeout(0), grpc.WithDisableRetry())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	stream, err := pb.NewRendezvousClient(client).Connect(ctx)
+	require.NoError(t, err)
+	m, err := thisProcess(1, 0, "")
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(&pb.ClientMessage{Body: &pb.ClientMessage_Hello{Hello: &pb.Hello{WorldSize: 2, Member: m.toWire(), Session: "frozen"}}}))
+	answer, err := stream.Recv()
+	require.NoError(t, err)
+	require.NotNil(t, answer.GetWelcome())
+}
+
 // TestServeFrozenRank: a rank that is stopped for good after its welcome, before it has said anything else, is lost when it could have joined by then.
 // Its connection stands.
 func TestServeFrozenRank(t *testing.T) {
@@ -281,25 +303,10 @@ func TestServeFrozenRank(t *testing.T) {
 		ended <- Serve(ctx, &Options{WorldSize: 2, Listener: l, Timeout: 400 * time.Millisecond, LivenessTimeout: 200 * time.Millisecond})
 	}()
 	o := &Options{Rank: 1, WorldSize: 2, Addr: l.Addr().String(), Served: true}
-	conn, err := net.Dial("tcp", o.Addr)
-	require.NoError(t, err)
-	conn, err = handshakeClient(ctx, conn, o)
-	require.NoError(t, err)
-	client, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return conn, nil }), grpc.WithIdleTimeout(0), grpc.WithDisableRetry())
-	require.NoError(t, err)
-	defer client.Close()
-	stream, err := pb.NewRendezvousClient(client).Connect(ctx)
-	require.NoError(t, err)
-	m, err := thisProcess(1, 0, "")
-	require.NoError(t, err)
-	require.NoError(t, stream.Send(&pb.ClientMessage{Body: &pb.ClientMessage_Hello{Hello: &pb.Hello{WorldSize: 2, Member: m.toWire(), Session: "frozen"}}}))
-	answer, err := stream.Recv()
-	require.NoError(t, err)
-	require.NotNil(t, answer.GetWelcome())
+	freeze(ctx, t, o)
 
 	o.Rank, o.Timeout = 0, 15*time.Second
-	_, err = Join(ctx, o)
+	_, err := Join(ctx, o)
 	var lost *PeerLostError
 	require.ErrorAs(t, err, &lost)
 	require.Equal(t, 1, lost.Rank)
@@ -310,4 +317,26 @@ func TestServeFrozenRank(t *testing.T) {
 	case <-time.After(30 * time.Second):
 		t.Fatal("the job is not over")
 	}
+}
+
+// TestServeWithoutEnd: the longest timeout that there is is no bound, and no rank has been silent for longer.
+func TestServeWithoutEnd(t *testing.T) {
+	t.Parallel() // it waits
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
+	l := listenLoopback(t)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Serve(ctx, &Options{WorldSize: 2, Listener: l, Timeout: math.MaxInt64, LivenessTimeout: 200 * time.Millisecond})
+	}()
+	o := &Options{Rank: 1, WorldSize: 2, Addr: l.Addr().String(), Served: true}
+	freeze(ctx, t, o)
+
+	o.Rank, o.Timeout = 0, 600*time.Millisecond
+	_, err := Join(ctx, o)
+	var missing *MissingRanksError
+	require.ErrorAs(t, err, &missing, "nobody is lost")
+	require.Equal(t, []int{1}, missing.Missing)
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
 }
