@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -214,6 +215,18 @@ func TestJobHangs(t *testing.T) {
 	assert.Equal(t, exit.Failure, ranks[1].status)
 	assert.Contains(t, ranks[1].err, "symmem: rank 1: nothing was heard")
 	assert.Contains(t, ranks[1].err, "broken.Open", "the stacks are there")
+}
+
+// TestWithoutEnd: whoever wants no bound gives the longest timeout that there is. Nothing is made of it that is over at once.
+func TestWithoutEnd(t *testing.T) {
+	longest := time.Duration(math.MaxInt64).String()
+	id, port := newJob(t)
+	args := []string{"verify", "--short", "--backend", "host", "--filter", "^agreement/size$", "--timeout", longest, "--liveness-timeout", longest}
+	for rank, r := range ranksOf(t, 2, func(rank int) []string { return jobs["torchrun"](rank, 2, id, port) }, same(args...)) {
+		assert.Equal(t, exit.OK, r.status, "rank %d: %s", rank, r.err+r.out)
+	}
+	r := call(t, "", environ(), append(args, "-n", "2")...)
+	assert.Equal(t, exit.OK, r.status, r.err+r.out)
 }
 
 // TestJobRefuses: what contradicts the job is a mistake of the command line, said by the rank that was started so.

@@ -61,7 +61,7 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	if err != nil {
 		return err
 	}
-	stall := cfg.Timeout + 10*time.Minute // one row takes a moment, but for very large messages on a slow machine
+	stall := fleet.StallTime(cfg, 10*time.Minute) // one row takes a moment, but for very large messages on a slow machine
 	job, err := fleet.FindJob("bench", flags, p, cfg)
 	if err != nil {
 		return err

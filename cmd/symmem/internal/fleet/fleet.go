@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -212,7 +213,15 @@ func (f *Fleet) Run(ctx context.Context, preferences []string, hear func(Message
 
 // OpeningTime returns how long the ranks may take to open a backend. Joining, choosing and opening are a few collective calls each, and
 // native libraries are loaded between them.
-func OpeningTime(cfg config.Config) time.Duration { return 4*cfg.Timeout + 15*time.Second }
+func OpeningTime(cfg config.Config) time.Duration { return 4*bounded(cfg.Timeout) + 15*time.Second }
+
+// StallTime returns how long ranks may say nothing while they do work that takes so long, and meet once.
+func StallTime(cfg config.Config, work time.Duration) time.Duration {
+	return bounded(cfg.Timeout) + work
+}
+
+// bounded is a timeout of which some may be added up. Whoever wants none gives the longest that there is.
+func bounded(timeout time.Duration) time.Duration { return min(timeout, math.MaxInt64/16) }
 
 // describe returns what went wrong with the ranks: which died first, which hung, and what each reported. It is "" if nothing did.
 func describe(result *launch.Outcome, texts []string, done []bool, stalled bool) string {

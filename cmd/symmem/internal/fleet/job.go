@@ -162,7 +162,7 @@ func (j *Job) run(ctx context.Context, cfg config.Config, rep *Reporter, watch *
 // open opens the rank. The service of the run before may still be there for a moment, and other ranks may still be in that run.
 func (j *Job) open(ctx context.Context, cfg config.Config) (*symmem.Rank, error) {
 	const pause = 100 * time.Millisecond
-	ctx, cancel := context.WithTimeout(ctx, 4*cfg.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, 4*bounded(cfg.Timeout))
 	defer cancel()
 	for {
 		r, err := symmem.Open(ctx, cfg, &symmem.Options{Environ: func() []string { return j.Process.Environ }})

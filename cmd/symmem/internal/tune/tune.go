@@ -73,7 +73,7 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	f := &fleet.Fleet{
 		Process: p, Command: RankCommand, Args: []string{"--" + SpecFlag, string(specText)}, Ranks: o.Ranks, Settings: forRanks, Signals: signals,
 		Opening: fleet.OpeningTime(cfg),
-		Stall:   cfg.Timeout + 10*time.Minute, // one size takes a moment, but for very large messages on a slow machine
+		Stall:   fleet.StallTime(cfg, 10*time.Minute), // one size takes a moment, but for very large messages on a slow machine
 	}
 	show := terminal.NewProgress(p.Err)
 	show.Say("starting %d ranks", o.Ranks)

@@ -127,7 +127,7 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 			return err
 		}
 	}
-	stall := 3*suite.CaseTimeout + cfg.Timeout // two waits of a case are bounded by CaseTimeout, and one by Timeout
+	stall := fleet.StallTime(cfg, 3*suite.CaseTimeout) // two waits of a case are bounded by CaseTimeout, and one by Timeout
 	r := runner{process: p, options: o, config: cfg, job: job}
 	if job != nil {
 		job.Stall = stall
