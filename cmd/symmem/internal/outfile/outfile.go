@@ -23,6 +23,17 @@ func Plan(path string) (*File, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		f := &File{path: path, regular: true}
+		// A link may lead to a file that is still to be made.
+		for link, err := os.Readlink(f.path); err == nil; link, err = os.Readlink(f.path) {
+			if !filepath.IsAbs(link) {
+				dir, err := filepath.EvalSymlinks(filepath.Dir(f.path))
+				if err != nil {
+					return nil, err
+				}
+				link = filepath.Join(dir, link)
+			}
+			f.path = link
+		}
 		return f, f.try()
 	}
 	if err != nil {

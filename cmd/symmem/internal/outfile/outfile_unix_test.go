@@ -61,6 +61,29 @@ func TestWrite(t *testing.T) {
 	assert.Equal(t, os.FileMode(0o600), info.Mode().Perm(), "and nobody may read it who could not")
 }
 
+// TestLinkToNothing: where links lead to a file that is not there yet, that is made, and they stay.
+func TestLinkToNothing(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "far"), 0o700))
+	require.NoError(t, os.Symlink("far/second", filepath.Join(dir, "first")))
+	require.NoError(t, os.Symlink("new", filepath.Join(dir, "far", "second")))
+	f, err := Plan(filepath.Join(dir, "first"))
+	require.NoError(t, err)
+	only(t, filepath.Join(dir, "far"), "second")
+	require.NoError(t, f.Write([]byte("one")))
+	only(t, dir, "first", "far")
+	only(t, filepath.Join(dir, "far"), "second", "new")
+	for _, name := range []string{"first", "far/second"} {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		require.NoError(t, err)
+		assert.NotZero(t, info.Mode()&os.ModeSymlink, name)
+		assert.Equal(t, "one", content(t, filepath.Join(dir, name)))
+	}
+	require.NoError(t, os.Symlink("none/x", filepath.Join(dir, "astray")))
+	_, err = Plan(filepath.Join(dir, "astray"))
+	require.ErrorIs(t, err, os.ErrNotExist, "it would be refused at the end")
+}
+
 // TestRefused: what cannot be written is refused before the work.
 func TestRefused(t *testing.T) {
 	dir := t.TempDir()
