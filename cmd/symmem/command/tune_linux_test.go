@@ -134,6 +134,26 @@ func TestTuneWithoutTheFileInUse(t *testing.T) {
 	assert.Contains(t, r.out, "in use is the shipped table for links of kind host")
 }
 
+// TestTuneInAJob: each rank of a launcher's job would start ranks of its own, and they would measure each other. One process a host is none too many.
+func TestTuneInAJob(t *testing.T) {
+	for name, vars := range jobs {
+		if name == "explicit+kubernetes" { // whose pods have one process each
+			continue
+		}
+		r := tuned(t, environ(vars(1, 2, "79", 29500)...), "-n", "2", "--kind", "broadcast")
+		assert.Equal(t, exit.Usage, r.status, name)
+		assert.Empty(t, r.out, name)
+		assert.Contains(t, r.err, "rank 1 ("+name+")")
+	}
+	for name, vars := range map[string][]string{
+		"a pod":          jobs["explicit+kubernetes"](1, 2, "79", 29500),
+		"a batch script": {"SLURM_JOB_ID=7", "SLURM_NTASKS=8", "SLURM_PROCID=0"},
+	} {
+		r := tuned(t, environ(vars...), "-n", "2", "--kind", "broadcast")
+		assert.Equal(t, exit.OK, r.status, "%s: %s", name, r.err)
+	}
+}
+
 // TestTuneToAPipe: a file that is none is written to, and not read.
 func TestTuneToAPipe(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")

@@ -40,13 +40,7 @@ type Job struct {
 // job has one rank and --ranks asks for more. flags are those of the command, ranks among them; an error is an *exit.Error with status 2, and
 // ErrInvalid. It says what contradicts what where --ranks is not the number of the job's ranks.
 func FindJob(command string, flags *pflag.FlagSet, p *process.Process, cfg config.Config) (*Job, error) {
-	l, err := group.DetectLaunch(p.Getenv, &group.LaunchOptions{
-		Launcher: cfg.Launcher,
-		Explicit: &group.Launch{
-			Rank: cfg.Rank, WorldSize: cfg.WorldSize, LocalRank: cfg.LocalRank, LocalWorldSize: cfg.LocalWorldSize, NodeRank: -1,
-			Addr: cfg.RendezvousAddr, Job: cfg.Job, Restart: cfg.Restart,
-		},
-	})
+	l, err := detect(p, cfg)
 	asked, err2 := flags.GetInt("ranks")
 	if err2 != nil {
 		return nil, err2
@@ -68,6 +62,28 @@ func FindJob(command string, flags *pflag.FlagSet, p *process.Process, cfg confi
 			l.WorldSize, l.Rank, l.Source), "leave --ranks out, or start the command without the launcher, or with SYMMEM_LAUNCHER=none and no SYMMEM_RANK, to have ranks of its own"))
 	}
 	return &Job{Launch: l, Config: cfg, Process: p, Opening: OpeningTime(cfg)}, nil
+}
+
+// detect finds this process's place in its job.
+func detect(p *process.Process, cfg config.Config) (group.Launch, error) {
+	return group.DetectLaunch(p.Getenv, &group.LaunchOptions{
+		Launcher: cfg.Launcher,
+		Explicit: &group.Launch{
+			Rank: cfg.Rank, WorldSize: cfg.WorldSize, LocalRank: cfg.LocalRank, LocalWorldSize: cfg.LocalWorldSize, NodeRank: -1,
+			Addr: cfg.RendezvousAddr, Job: cfg.Job, Restart: cfg.Restart,
+		},
+	})
+}
+
+// AloneHere returns an error, an *exit.Error with status 2 and ErrInvalid, if a launcher has started this process as one of several on this host: a command
+// that starts all ranks itself would be there several times at once.
+func AloneHere(command string, p *process.Process, cfg config.Config) error {
+	l, err := detect(p, cfg)
+	if err != nil || l.WorldSize == 1 || l.LocalWorldSize == 1 { // a place that is not known is that of no job
+		return nil
+	}
+	return exit.UsageError(errs.Advised(command, "the job", fmt.Sprintf("one of %d ranks, of which this process is rank %d (%s)", l.WorldSize, l.Rank, l.Source),
+		"one process a host, since it starts its ranks itself", "start it once, without the launcher, or with SYMMEM_LAUNCHER=none and no SYMMEM_RANK"))
 }
 
 // started reports whether a launcher says that it has started this process, however much it has told.

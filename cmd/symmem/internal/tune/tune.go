@@ -60,6 +60,9 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	if err != nil {
 		return err
 	}
+	if err := fleet.AloneHere("tune", p, cfg); err != nil {
+		return err
+	}
 	output, old, err := kept(o.OutputFile)
 	if err != nil {
 		return err
