@@ -126,6 +126,17 @@ func TestRunOfRanksThatMeet(t *testing.T) {
 	assert.Equal(t, 3, strings.Count(r.out, "] ready 127.0.0.1:"))
 }
 
+// TestRunWithAFileOfAnotherPlace: what the configuration file says of a place is of another job.
+func TestRunWithAFileOfAnotherPlace(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "settings.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("rank: 5\nworld-size: 9\nlocal-rank: 3\nlocal-world-size: 4\nlauncher: slurm\nrendezvous-addr: far:1\njob: other\nrestart: 3\n"), 0o600))
+	path, err := os.Executable()
+	require.NoError(t, err)
+	r := call(t, "", environ(roleVar+"=", "SYMMEM_CONFIG="+file), "run", "-n", "2", "env", roleVar+"=exit", path)
+	require.Equal(t, exit.OK, r.status, r.err)
+	assert.Equal(t, 2, strings.Count(r.out, "] ready 127.0.0.1:"))
+}
+
 func TestRunKillsWhoWillNotEnd(t *testing.T) {
 	r := call(t, "", environ(), "run", "-n", "3", "--grace", "300ms", "sh", "-c", `
 		if [ $RANK = 1 ]; then sleep 0.5; exit 4; fi

@@ -295,6 +295,7 @@ func (p *meetingPlace) variables(rank, ranks int) []string {
 		"SYMMEM_RENDEZVOUS_ADDR=" + p.addr,
 		"SYMMEM_RENDEZVOUS_SERVED=true",
 		"SYMMEM_JOB=" + p.job,
+		"SYMMEM_RESTART=0", // whatever a configuration file says of another job
 		"SYMMEM_TOKEN=" + p.token,
 	}
 	for _, prefix := range []string{"SYMMEM_", ""} {
