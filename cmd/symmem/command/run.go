@@ -49,6 +49,9 @@ goes with it, on Linux also what has made a session of its own, at the latest wh
 		if err != nil {
 			return err
 		}
+		if err := settings.HeardByRanks(cmd.Flags(), a.Environ, cfg); err != nil {
+			return err
+		}
 		if ranks < 1 || ranks > launch.MaxRanks {
 			return exit.Usagef("-n is %d; 1 to %d are allowed", ranks, launch.MaxRanks)
 		}

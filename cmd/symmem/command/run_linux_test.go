@@ -78,6 +78,30 @@ func TestRunPassesBackendsOptions(t *testing.T) {
 	assert.Contains(t, r.err, "SYMMEM_PICKY_LAST_DEVICE is the nearest")
 }
 
+// TestEmptyFlags: a flag that is empty wins over a variable. Over the file it cannot where ranks read that, which is said, and not passed over.
+func TestEmptyFlags(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "settings.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("log-level: debug\n"), 0o600))
+	show := []string{"run", "-n", "1", "--log-level=", "sh", "-c", `echo "level=$SYMMEM_LOG_LEVEL"`}
+	r := call(t, "", environ("SYMMEM_LOG_LEVEL=debug"), show...)
+	require.Equal(t, exit.OK, r.status, r.err)
+	assert.Equal(t, "[0] level=\n", r.out)
+	for name, args := range map[string][]string{
+		"run":    show,
+		"verify": {"verify", "-n", "2", "--backend", "host", "--filter", "^agreement/size$", "--log-level="},
+		"bench":  {"bench", "-n", "2", "--backend", "host", "--kind", "put", "--sizes", "64", "--reps", "1", "--log-level="},
+		"tune":   {"tune", "-n", "2", "--backend", "host", "--kind", "broadcast", "--sizes", "1K", "--reps", "3", "--log-level="},
+	} {
+		r := call(t, "", environ("SYMMEM_CONFIG="+file), args...)
+		assert.Equal(t, exit.Usage, r.status, name)
+		assert.Contains(t, r.err, "--log-level is empty, and ranks would take the value that the file "+file+" has", name)
+	}
+	// A variable that names a file counts where the flag names none, for the ranks too.
+	r = call(t, "", environ("SYMMEM_CONFIG="+file), "run", "-n", "1", "--config=", "sh", "-c", `echo "$SYMMEM_CONFIG"`)
+	require.Equal(t, exit.OK, r.status, r.err)
+	assert.Equal(t, "[0] "+file+"\n", r.out)
+}
+
 func TestRunPrefixesLines(t *testing.T) {
 	r := call(t, "", environ(), "run", "-n", "3", "sh", "-c", `echo "out $RANK"; echo "err $SYMMEM_RANK" >&2; printf "no end"`)
 	require.Equal(t, exit.OK, r.status, r.err)

@@ -92,6 +92,9 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	if job != nil {
 		report.Launcher = job.Launch.Source
 	} else {
+		if err := settings.HeardByRanks(flags, p.Environ, cfg); err != nil {
+			return err
+		}
 		signals, stop := launch.CatchSignals()
 		defer stop()
 		f := &fleet.Fleet{

@@ -85,10 +85,34 @@ func ForRanks(command string, flags *pflag.FlagSet, cfg config.Config) (Ranks, e
 			s.Vars = append(s.Vars, key.Env+"="+Text(cfg.Value(key.Name)))
 		}
 	}
-	if f := flags.Lookup("config"); f != nil && f.Changed {
-		s.Vars = append(s.Vars, "SYMMEM_CONFIG="+f.Value.String())
+	if file := fileOf(flags); file != "" {
+		s.Vars = append(s.Vars, "SYMMEM_CONFIG="+file)
 	}
 	return s, nil
+}
+
+// fileOf returns the configuration file that the flags name; "" if they name none.
+func fileOf(flags *pflag.FlagSet) string {
+	f := flags.Lookup("config")
+	if f == nil || !f.Changed {
+		return ""
+	}
+	return f.Value.String()
+}
+
+// HeardByRanks returns an error, an *exit.Error with status 2, if a flag is empty and the file has a value for its setting. Ranks are given variables, of which
+// an empty one counts as unset, and would take that value.
+func HeardByRanks(flags *pflag.FlagSet, environ []string, cfg config.Config) error {
+	for _, key := range config.Keys() {
+		if cfg.Source(key.Name).Flag == "" || slices.Contains([]string{"job", "token"}, key.Name) || Text(cfg.Value(key.Name)) != "" {
+			continue
+		}
+		theirs, err := config.Load(&config.LoadOptions{File: fileOf(flags), Foreign: true, Environ: func() []string { return append(slices.Clip(environ), key.Env+"=") }})
+		if file := theirs.Source(key.Name).File; err == nil && file != "" {
+			return exit.Usagef("--%s is empty, and ranks would take the value that the file %s has; take it out of the file, or name another one with --config", key.Name, file)
+		}
+	}
+	return nil
 }
 
 // Text returns the value of a setting in the form in which the configuration reads it.

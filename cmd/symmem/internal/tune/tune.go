@@ -60,6 +60,9 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	if err != nil {
 		return err
 	}
+	if err := settings.HeardByRanks(flags, p.Environ, cfg); err != nil {
+		return err
+	}
 	if err := fleet.AloneHere("tune", p, cfg); err != nil {
 		return err
 	}

@@ -135,6 +135,9 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 			return err
 		}
 	} else {
+		if err := settings.HeardByRanks(flags, p.Environ, cfg); err != nil {
+			return err
+		}
 		signals, stop := launch.CatchSignals()
 		defer stop()
 		r.fleet = &fleet.Fleet{
