@@ -1,9 +1,12 @@
 package command
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
@@ -27,6 +30,19 @@ func TestFlagsOfOtherKinds(t *testing.T) {
 	} {
 		r := call(t, "", environ(), append([]string{"bench", "--ranks", "0"}, args...)...)
 		assert.NotContains(t, r.err, "was given")
+	}
+}
+
+// TestOneFileForTwo: the picture would take the place of the results.
+func TestOneFileForTwo(t *testing.T) {
+	dir := t.TempDir()
+	picture, link := filepath.Join(dir, "b.svg"), filepath.Join(dir, "link")
+	require.NoError(t, os.Symlink("b.svg", link))
+	for _, output := range []string{picture, link, dir + "/./b.svg"} {
+		r := call(t, "", environ(), "bench", "--ranks", "1", "--kind", measure.AllReduce, "--sizes", "64", "--reps", "1", "--plot", picture, "--output", output)
+		assert.Equal(t, exit.Usage, r.status, output)
+		assert.Contains(t, r.err, "which are one file")
+		assert.NoFileExists(t, picture)
 	}
 }
 

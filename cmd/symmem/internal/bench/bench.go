@@ -190,6 +190,9 @@ func planOutputs(o Options) (f outputFiles, err error) {
 			return f, exit.UsageError(fmt.Errorf("--plot: %w", err))
 		}
 	}
+	if f.json != nil && f.plot != nil && f.json.Same(f.plot) {
+		return f, exit.Usagef("--output is %q and --plot is %q, which are one file; name two", o.OutputFile, o.PlotFile)
+	}
 	return f, nil
 }
 

@@ -73,6 +73,13 @@ func (f *File) create() (*os.File, error) {
 // Regular reports whether the file is there, and a regular one, so that it can be read.
 func (f *File) Regular() bool { return f.there && f.regular }
 
+// Same reports whether both are one file, of which the one that is written later would be left.
+func (f *File) Same(other *File) bool {
+	one, err := filepath.Abs(f.path)
+	two, err2 := filepath.Abs(other.path)
+	return f.regular && err == nil && err2 == nil && one == two
+}
+
 // Write writes the file: under another name first, which then takes the place of the file, so that an error leaves what was there. Only where the
 // folder does not allow that, as with a single file that is mounted into a container, it is written in its place.
 func (f *File) Write(text []byte) error {
