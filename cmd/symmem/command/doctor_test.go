@@ -186,6 +186,24 @@ func TestDoctorProbesWithTheSettings(t *testing.T) {
 	assert.Equal(t, "picky", d.Verdict.Backend)
 }
 
+// TestDoctorProbesWithTheSameSettings: what is not valid without the flags, or is in a file that they do not name, leaves no probe without settings.
+func TestDoctorProbesWithTheSameSettings(t *testing.T) {
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.WriteFile("good.yaml", []byte("device: 7\n"), 0o600))
+	for _, tt := range []struct {
+		file string
+		flag []string
+	}{
+		{"bakend: host\n", []string{"--config", "good.yaml"}},
+		{"device: 7\nchannels: 0\n", []string{"--channels", "9"}},
+	} {
+		require.NoError(t, os.WriteFile("symmem.yaml", []byte(tt.file), 0o600))
+		d := diagnosed(t, exit.Failure, environ(brokenVar+"=1"), append(tt.flag, "--backend", "picky")...)
+		assert.Empty(t, d.Config.Error)
+		assert.Contains(t, findingOf(d, "picky").Reason, "device 7 is not there")
+	}
+}
+
 // TestDoctorKnowsBackendsOptions: a backend's own option is a flag, is shown with its source, reaches the probe, and is judged.
 func TestDoctorKnowsBackendsOptions(t *testing.T) {
 	d := diagnosed(t, exit.Failure, environ(brokenVar+"=1"), "--backend", "picky", "--device", "4")

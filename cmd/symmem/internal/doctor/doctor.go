@@ -75,7 +75,7 @@ func Diagnose(ctx context.Context, p *process.Process, flags *pflag.FlagSet) Dia
 	cfg, cfgErr := settings.Load(flags, p.Environ)
 	probing := p
 	if cfgErr == nil {
-		probing = probe.With(p, cfg)
+		probing = probe.With(p, settings.File(flags), cfg)
 	}
 	names := backend.Names()
 	d.Backends = make([]probe.Finding, len(names))

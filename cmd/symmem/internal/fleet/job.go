@@ -19,6 +19,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/launch"
 	"github.com/symmem/symmem/cmd/symmem/internal/probe"
 	"github.com/symmem/symmem/cmd/symmem/internal/process"
+	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
@@ -33,7 +34,8 @@ type Job struct {
 	Opening time.Duration // how long opening a backend may take before this rank counts as hung
 	Stall   time.Duration // and, on rank 0, each message after it
 
-	runs int // that have begun
+	file string // of the configuration, that flags name
+	runs int    // that have begun
 }
 
 // FindJob returns the job that this process is a rank of, nil if it is to start the ranks itself: because no launcher has started it, or because the
@@ -61,7 +63,7 @@ func FindJob(command string, flags *pflag.FlagSet, p *process.Process, cfg confi
 		return nil, exit.UsageError(errs.Advised(command, "--ranks", asked, fmt.Sprintf("%d, the ranks of the job that this process is rank %d of (%s)",
 			l.WorldSize, l.Rank, l.Source), "leave --ranks out, or start the command without the launcher, or with SYMMEM_LAUNCHER=none and no SYMMEM_RANK, to have ranks of its own"))
 	}
-	return &Job{Launch: l, Config: cfg, Process: p, Opening: OpeningTime(cfg)}, nil
+	return &Job{Launch: l, Config: cfg, Process: p, Opening: OpeningTime(cfg), file: settings.File(flags)}, nil
 }
 
 // detect finds this process's place in its job.
@@ -157,7 +159,7 @@ func (j *Job) Run(ctx context.Context, preferences []string, hear func(Message),
 func (j *Job) run(ctx context.Context, cfg config.Config, rep *Reporter, watch *time.Timer, work func(context.Context, *symmem.Rank, *Reporter) error) error {
 	r, err := j.open(ctx, cfg)
 	if err != nil {
-		if refused, ok := errors.AsType[*backend.RefusedError](err); ok && !probe.Failed(ctx, probe.With(j.Process, cfg), refused) {
+		if refused, ok := errors.AsType[*backend.RefusedError](err); ok && !probe.Failed(ctx, probe.With(j.Process, j.file, cfg), refused) {
 			return rep.Refuse(refused.Error())
 		}
 		return err

@@ -132,16 +132,18 @@ func LibrariesHere(ctx context.Context, p *process.Process, name string) ([]back
 	return found, nil
 }
 
-// keys are the settings that decide whether a backend can be used, besides backends' own options.
-var keys = []string{"device", "share-device", "multicast", "kernel-timeout"}
-
-// With returns p with the settings of cfg that probes need in its environment, which probes have them from: cfg may have some from flags.
-func With(p *process.Process, cfg config.Config) *process.Process {
+// With returns p with the settings of cfg in its environment, which probes have them from: cfg may have some from flags. All are there, for settings that are
+// not valid without the flags would be none for a probe. file is the configuration file that flags name; a probe does not look for another one.
+func With(p *process.Process, file string, cfg config.Config) *process.Process {
 	with := *p
 	with.Environ = slices.Clone(p.Environ)
+	if file != "" {
+		with.Environ = append(with.Environ, "SYMMEM_CONFIG="+file)
+	}
 	for _, key := range config.Keys() {
-		if key.Backend != "" || slices.Contains(keys, key.Name) {
-			with.Environ = append(with.Environ, key.Env+"="+settings.Text(cfg.Value(key.Name)))
+		value := cfg.Value(key.Name)
+		if _, secret := value.(config.Secret); !secret { // which no probe needs
+			with.Environ = append(with.Environ, key.Env+"="+settings.Text(value))
 		}
 	}
 	return &with

@@ -85,14 +85,14 @@ func ForRanks(command string, flags *pflag.FlagSet, cfg config.Config) (Ranks, e
 			s.Vars = append(s.Vars, key.Env+"="+Text(cfg.Value(key.Name)))
 		}
 	}
-	if file := fileOf(flags); file != "" {
+	if file := File(flags); file != "" {
 		s.Vars = append(s.Vars, "SYMMEM_CONFIG="+file)
 	}
 	return s, nil
 }
 
-// fileOf returns the configuration file that the flags name; "" if they name none.
-func fileOf(flags *pflag.FlagSet) string {
+// File returns the configuration file that the flags name; "" if they name none.
+func File(flags *pflag.FlagSet) string {
 	f := flags.Lookup("config")
 	if f == nil || !f.Changed {
 		return ""
@@ -107,7 +107,7 @@ func HeardByRanks(flags *pflag.FlagSet, environ []string, cfg config.Config) err
 		if cfg.Source(key.Name).Flag == "" || slices.Contains([]string{"job", "token"}, key.Name) || Text(cfg.Value(key.Name)) != "" {
 			continue
 		}
-		theirs, err := config.Load(&config.LoadOptions{File: fileOf(flags), Foreign: true, Environ: func() []string { return append(slices.Clip(environ), key.Env+"=") }})
+		theirs, err := config.Load(&config.LoadOptions{File: File(flags), Foreign: true, Environ: func() []string { return append(slices.Clip(environ), key.Env+"=") }})
 		if file := theirs.Source(key.Name).File; err == nil && file != "" {
 			return exit.Usagef("--%s is empty, and ranks would take the value that the file %s has; take it out of the file, or name another one with --config", key.Name, file)
 		}

@@ -128,7 +128,7 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 		}
 	}
 	stall := fleet.StallTime(cfg, 3*suite.CaseTimeout) // two waits of a case are bounded by CaseTimeout, and one by Timeout
-	r := runner{process: p, options: o, config: cfg, job: job}
+	r := runner{process: p, options: o, config: cfg, file: settings.File(flags), job: job}
 	if job != nil {
 		job.Stall = stall
 		if err := job.Several(len(choice.Runs)); err != nil {
@@ -235,6 +235,7 @@ type runner struct {
 	process *process.Process
 	options Options
 	config  config.Config
+	file    string // of the configuration, that flags name
 	fleet   *fleet.Fleet
 	job     *fleet.Job // nil if fleet starts the ranks
 }
@@ -317,7 +318,7 @@ func (r *runner) preflight(ctx context.Context, preferences []string) (why strin
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	found := make(chan probe.Finding, 1)
-	go func() { found <- probe.Apart(ctx, probe.With(r.process, r.config), preferences[0]) }()
+	go func() { found <- probe.Apart(ctx, probe.With(r.process, r.file, r.config), preferences[0]) }()
 	for {
 		select {
 		case b := <-found:
