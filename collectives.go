@@ -191,7 +191,7 @@ func (c *planCache) placeOf(call, arg string, t tensor.SymmetricTensor) (p place
 		}
 	}
 	if t.Memory() != c.memory {
-		return place{}, false, errs.Invalid(call, arg, "a tensor of another group", "a tensor of this rank's memory")
+		return place{}, false, errs.Foreign(call, arg, "a tensor of another group", "a tensor of this rank's memory")
 	}
 	p = place{elements: t.NumElements(), dtype: t.DType()}
 	if t.Bytes() > 0 {

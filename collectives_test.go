@@ -353,6 +353,39 @@ func TestCollectivesRefuse(t *testing.T) {
 	})
 }
 
+// TestTensorOfAnotherGroup: a tensor of another group's memory is what package collective says that it is, ErrNotSymmetric, in every constructor and
+// method, and a refused argument.
+func TestTensorOfAnotherGroup(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		mine, err := ones(ctx, r, 4)
+		if err != nil {
+			return err
+		}
+		sub, err := r.Sub(ctx, []int{0, 1})
+		if err != nil {
+			return err
+		}
+		theirs, err := ones(ctx, sub, 4)
+		if err != nil {
+			return err
+		}
+		_, allReduce := kernels.NewAllReduce(ctx, mine, kernels.Sum, &kernels.AllReduceOptions{Out: theirs})
+		_, many := kernels.NewAllReduceMany(ctx, []kernels.Pair{{In: mine}, {In: theirs}}, kernels.Sum, nil)
+		_, allGather := kernels.NewAllGather(ctx, mine, theirs, nil)
+		_, allToAllV := kernels.NewAllToAllV(ctx, mine, mine, theirs, theirs, nil)
+		for what, err := range map[string]error{
+			"NewAllReduce": allReduce, "NewAllReduceMany": many, "NewAllGather": allGather, "NewAllToAllV": allToAllV,
+			"AllReduce": r.AllReduce(ctx, theirs, kernels.Sum),
+		} {
+			var argument *symmem.ArgumentError
+			if !errors.As(err, &argument) || !errors.Is(err, symmem.ErrInvalid) || !errors.Is(err, symmem.ErrNotSymmetric) {
+				return fmt.Errorf("%s: %w", what, err)
+			}
+		}
+		return errors.Join(theirs.Close(ctx), sub.Close(ctx), mine.Close(ctx))
+	})
+}
+
 // TestCallsAllocateNothing: a call that finds its plan allocates nothing.
 func TestCallsAllocateNothing(t *testing.T) {
 	onRanks(t, 1, func(ctx context.Context, r *symmem.Rank) error {

@@ -237,7 +237,7 @@ func (a *allReduce) check(plan string) error {
 	}
 	switch {
 	case a.out.Memory() != a.in.Memory():
-		return errs.Invalid(name, "Out", "a tensor of another group", "a tensor of the same memory as the input")
+		return errs.Foreign(name, "Out", "a tensor of another group", "a tensor of the same memory as the input")
 	case a.out.DType() != a.in.DType():
 		return errs.Invalid(name, "Out.DType", a.out.DType(), a.in.DType().String()+", the input's")
 	case a.out.NumElements() != a.in.NumElements():

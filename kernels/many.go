@@ -194,7 +194,7 @@ func (m *many) checkPair(p Pair) error {
 			return err
 		}
 		if t.Memory() != m.memory {
-			return errs.Invalid(manyCall, "pairs", fmt.Sprintf("%s of another group", t), "tensors of one memory")
+			return errs.Foreign(manyCall, "pairs", fmt.Sprintf("%s of another group", t), "tensors of one memory")
 		}
 		if t.DType() != m.dtype {
 			return errs.Invalid(manyCall, "DType", t.DType(), m.dtype.String()+", that of pairs[0].In: a plan has one dtype")

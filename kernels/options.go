@@ -206,13 +206,13 @@ func (m *maker) check() error {
 	case m.opts.MaxBlocks < 0:
 		return errs.Invalid(m.call, "MaxBlocks", m.opts.MaxBlocks, "0 for the default, or more")
 	case m.out.Memory() != m.in.Memory():
-		return errs.Invalid(m.call, "out", "a tensor of another group", "a tensor of the same memory as in")
+		return errs.Foreign(m.call, "out", "a tensor of another group", "a tensor of the same memory as in")
 	case m.out.DType() != m.in.DType():
 		return errs.Invalid(m.call, "out.DType", m.out.DType(), m.in.DType().String()+", that of in")
 	}
 	for _, a := range m.more {
 		if a.tensor.Memory() != m.in.Memory() {
-			return errs.Invalid(m.call, a.name, "a tensor of another group", "a tensor of the same memory as in")
+			return errs.Foreign(m.call, a.name, "a tensor of another group", "a tensor of the same memory as in")
 		}
 	}
 	return nil

@@ -77,6 +77,16 @@ func Invalid(op, arg string, value any, allowed string) error {
 	return &ArgumentError{Op: op, Arg: arg, Value: value, Allowed: allowed}
 }
 
+// Foreign makes an ArgumentError about memory that belongs to another group or memory: it is ErrNotSymmetric too.
+func Foreign(op, arg string, value any, allowed string) error {
+	return &foreign{&ArgumentError{Op: op, Arg: arg, Value: value, Allowed: allowed}}
+}
+
+type foreign struct{ *ArgumentError }
+
+func (e *foreign) Is(target error) bool { return target == ErrInvalid || target == ErrNotSymmetric }
+func (e *foreign) Unwrap() error        { return e.ArgumentError }
+
 // Advised makes an ArgumentError with advice.
 func Advised(op, arg string, value any, allowed, advice string) error {
 	return &ArgumentError{Op: op, Arg: arg, Value: value, Allowed: allowed, Advice: advice}
