@@ -532,6 +532,38 @@ func TestCloseWhilePlansAreMade(t *testing.T) {
 	}
 }
 
+// TestCloseBehindTheDevice: a program that closes the device of its rank, which is not its own, can close the rank all the same, and holds up nobody.
+func TestCloseBehindTheDevice(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cfg := config.Default()
+	cfg.Timeout = 2 * time.Second
+	ranks, err := symmem.OpenLocal(ctx, 2, cfg, nobody)
+	require.NoError(t, err)
+	var g errgroup.Group
+	for _, r := range ranks {
+		g.Go(func() error {
+			freed, err := ones(ctx, r, 4)
+			if err != nil {
+				return err
+			}
+			left, err := ones(ctx, r, 4)
+			if err != nil {
+				return err
+			}
+			if r.Rank() != 0 {
+				return errors.Join(freed.Close(ctx), r.Close(ctx))
+			}
+			err = errors.Join(r.Device().Close(), wantIs(freed.Close(ctx), symmem.ErrClosed), wantIs(r.Close(ctx), symmem.ErrClosed))
+			if r.Open() || left.Err() == nil {
+				err = errors.Join(err, errors.New("the rank is still open"))
+			}
+			return err
+		})
+	}
+	require.NoError(t, g.Wait())
+}
+
 // TestCloseIsOneCall: a collective call of another goroutine that waits behind a Close comes when everything is closed, and not between the plans and the memory, where the
 // other ranks have none.
 func TestCloseIsOneCall(t *testing.T) {

@@ -107,7 +107,7 @@ func (r *Rank) WorldSize() int {
 // Group returns the group: who the ranks are, and how they exchange small things.
 func (r *Rank) Group() *group.Group { return r.orZero().group }
 
-// Device returns the device that the rank's memory is on.
+// Device returns the device that the rank's memory is on. It is the rank's to close.
 func (r *Rank) Device() device.Device { return r.Memory().Device() }
 
 // Memory returns the rank's symmetric memory, below the tensors.

@@ -564,15 +564,20 @@ func (m *Memory) idle(ctx context.Context, going ...*entry) error {
 	return nil
 }
 
-// idleOrBroken is idle, and tells a device that still works (busy) from one whose context is lost, which does nothing any more, and never will.
+// idleOrBroken is idle, and tells a device that still works (busy) from one whose context is lost, which does nothing any more, and never will. Nor
+// does one that the program has closed, which would be found busy for ever.
 func (m *Memory) idleOrBroken(ctx context.Context, going ...*entry) (busy, broken error) {
-	if busy = m.idle(ctx, going...); !errors.Is(busy, errs.ErrContextLost) {
+	busy = m.idle(ctx, going...)
+	switch {
+	case errors.Is(busy, errs.ErrContextLost):
+		broken = busy
+	case !errors.Is(busy, errs.ErrClosed):
 		return busy, nil
 	}
 	if q, ok := backend.QuiescerOf(m.backend); ok {
-		return q.Quiesce(ctx), busy
+		return q.Quiesce(ctx), broken
 	}
-	return nil, busy
+	return nil, broken
 }
 
 // tellTime is how long a rank whose device is at work when the caller's context ends waits for the others, to tell them.
