@@ -141,7 +141,7 @@ func (m *Memory) newHeap(ctx context.Context, bytes int64, place string, gaveUp 
 		return nil, err
 	}
 	bytes = roundUp(bytes)
-	alloc, err := m.backend.Allocate(ctx, bytes)
+	alloc, err := m.fromBackend(ctx, bytes)
 	if vote := m.group.Vote(ctx, "allocating a heap", err); vote != nil {
 		if err == nil {
 			vote = errors.Join(vote, alloc.Release(context.WithoutCancel(ctx)))

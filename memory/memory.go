@@ -320,7 +320,7 @@ func (m *Memory) allocateNow(ctx context.Context, bytes int64, name, place strin
 	if bytes == 0 {
 		a = &emptyAllocation{}
 	} else {
-		a, err = m.backend.Allocate(ctx, bytes)
+		a, err = m.fromBackend(ctx, bytes)
 	}
 	if m.backend.Capabilities().CollectiveAllocate {
 		if vote := m.group.Vote(ctx, "allocate", err); vote != nil {
@@ -366,7 +366,7 @@ func (m *Memory) Register(ctx context.Context, p device.Ptr, bytes int64, name s
 		return nil, errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %s", bytes, p), "at least 1 byte at an address that is not nil")
 	}
 	a, err := m.backend.Register(ctx, p, bytes)
-	if err != nil {
+	if err = gave(m.backend.Name(), "Register", "allocation", a, err); err != nil {
 		err = fmt.Errorf("registering %d bytes at %s: %w", bytes, p, err)
 		m.group.Excuse(err)
 		return nil, err
@@ -441,6 +441,7 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 	w := &Window{memory: m, alloc: a, entry: e, number: m.operations, adopted: slices.ContainsFunc(records, func(r Record) bool { return r.Adopted })}
 	if a.Bytes() > 0 {
 		mapping, mapErr := m.backend.Rendezvous(group.Heard(ctx), a)
+		mapErr = gave(m.backend.Name(), "Rendezvous", "mapping", mapping, mapErr)
 		if err := m.group.Vote(ctx, "mapping", mapErr); err != nil {
 			known := m.leaveMapping(ctx, err)
 			if mapErr == nil {

@@ -38,14 +38,33 @@ func Open(ctx context.Context, name string, env *backend.Env, opts *Options) (*M
 		return nil, fmt.Errorf("opening backend %s: %w", name, err)
 	}
 	b, openErr := f.Open(ctx, &e)
+	openErr = gave(name, "Open", "backend", b, openErr)
+	if openErr == nil {
+		openErr = gave(name, "Device", "device", b.Device(), nil)
+	}
 	if openErr == nil && e.Multicast == "on" && e.Parent == nil && !b.Capabilities().Multicast {
 		openErr = b.Capabilities().Missing(name, "multicast") // a group made of some of the ranks may do without
 	}
 	if err := e.Group.Vote(ctx, "opening backend "+name, openErr); err != nil {
-		if b != nil {
+		if !errs.IsNil(b) {
 			err = errors.Join(err, b.Close(context.WithoutCancel(ctx)))
 		}
 		return nil, fmt.Errorf("opening backend %s: %w", name, err)
 	}
 	return New(b, e.Group, opts), nil
+}
+
+// gave is the error of a backend's method, of which a backend that returns neither what it is asked for nor an error has one too: this rank would panic on
+// it, and the others would wait.
+func gave(name, method, what string, v any, err error) error {
+	if err == nil && errs.IsNil(v) {
+		return errs.Invalid("backend "+name, method, "a function that returned no "+what, "a "+what+" or an error")
+	}
+	return err
+}
+
+// fromBackend allocates from the backend.
+func (m *Memory) fromBackend(ctx context.Context, bytes int64) (backend.Allocation, error) {
+	a, err := m.backend.Allocate(ctx, bytes)
+	return a, gave(m.backend.Name(), "Allocate", "allocation", a, err)
 }

@@ -163,7 +163,7 @@ func checkWorkspace(bytes int64) error {
 
 // growWorkspace adds a block. Collective; the caller holds m.collective.
 func (m *Memory) growWorkspace(ctx context.Context, bytes int64) (*workspaceBlk, error) {
-	alloc, err := m.backend.Allocate(ctx, bytes)
+	alloc, err := m.fromBackend(ctx, bytes)
 	if voteErr := m.group.Vote(ctx, "workspace", err); voteErr != nil {
 		if err == nil {
 			err = alloc.Release(context.WithoutCancel(ctx))
