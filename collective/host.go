@@ -3,6 +3,7 @@ package collective
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -144,12 +145,34 @@ func (r *HostRun) WorldSize() int { return len(r.theirs[0]) }
 func (r *HostRun) Epoch() uint32 { return r.epoch }
 
 // Signal sets this rank's flag, from 0 to Flags-1, at another rank, to value. All that this rank wrote before is visible to who has waited for
-// it. Values of a flag only grow, modulo 2^32; a new plan's flags are 0, or Spec.FirstEpoch.
-func (r *HostRun) Signal(rank, flag int, value uint32) { r.theirs[flag][rank].Store(value) }
+// it. Values of a flag only grow, modulo 2^32; a new plan's flags are 0, or Spec.FirstEpoch. It panics, with an ErrInvalid that is the run's error
+// then, for a flag or a rank that does not exist.
+func (r *HostRun) Signal(rank, flag int, value uint32) {
+	if !r.has(rank, flag) {
+		panic(r.refused("Signal", rank, flag))
+	}
+	r.theirs[flag][rank].Store(value)
+}
+
+// has reports whether there are such a rank and flag.
+func (r *HostRun) has(rank, flag int) bool {
+	return uint(flag) < Flags && uint(rank) < uint(len(r.theirs[0]))
+}
+
+// refused says which of the two there is not.
+func (r *HostRun) refused(call string, rank, flag int) error {
+	if uint(flag) >= Flags {
+		return errs.Invalid(call, "flag", flag, fmt.Sprintf("0 to %d", Flags-1))
+	}
+	return errs.Invalid(call, "rank", rank, fmt.Sprintf("0 to %d", len(r.theirs[0])-1))
+}
 
 // Wait waits until rank has set its flag at this rank to value or a later one. It is bounded as every wait of device work is; its error is a
-// [*device.WaitError].
+// [*device.WaitError], or ErrInvalid for a flag or a rank that does not exist.
 func (r *HostRun) Wait(rank, flag int, value uint32) error {
+	if !r.has(rank, flag) {
+		return r.refused("Wait", rank, flag)
+	}
 	// A peer that is ahead has said so once for several runs, and each look at a flag that it goes on setting fetches that again.
 	seen := &r.seen[flag][rank]
 	if int32(*seen-value) >= 0 {
@@ -171,8 +194,11 @@ func (r *HostRun) Wait(rank, flag int, value uint32) error {
 }
 
 // Barrier tells every peer by flag that this rank has come here in this run, and waits until all have. Each barrier of a run has a flag of
-// its own.
+// its own. Its errors are those of Wait.
 func (r *HostRun) Barrier(flag int) error {
+	if !r.has(r.rank, flag) {
+		return r.refused("Barrier", r.rank, flag)
+	}
 	for _, peer := range r.peers {
 		r.Signal(peer, flag, r.epoch)
 	}
@@ -238,7 +264,7 @@ func (w *hostWork) begin(ofGraph bool) bool {
 }
 
 // once is one run, which adds to the state when it has ended.
-func (w *hostWork) once(adds uint64) error {
+func (w *hostWork) once(adds uint64) (err error) {
 	if err := w.plan.released(); err != nil {
 		w.state.Add(adds)
 		return err
@@ -258,15 +284,24 @@ func (w *hostWork) once(adds uint64) error {
 	w.run.epoch++
 	ended := false
 	defer func() {
-		if !ended { // the stream has the panic
-			_ = w.plan.fail(fmt.Errorf("the kernel of %s has panicked", w.plan.name))
+		if !ended {
+			err = w.plan.fail(brokenOff("kernel", w.plan.name, recover()))
 		}
 		w.state.Add(adds - mark)
 	}()
-	err := w.kernel(&w.run)
+	err = w.kernel(&w.run)
 	ended = true
 	if err != nil {
 		return w.plan.fail(err)
 	}
 	return nil
+}
+
+// brokenOff is the error of a function of the user's that has not returned: of the panic that was recovered, or of runtime.Goexit, which goes on, and
+// whose stream has its own error.
+func brokenOff(what, plan string, recovered any) error {
+	if recovered == nil {
+		return fmt.Errorf("the %s of %s called runtime.Goexit (testing's FailNow does) instead of returning", what, plan)
+	}
+	return &device.PanicError{Value: recovered, Stack: string(debug.Stack())}
 }

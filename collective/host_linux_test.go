@@ -232,8 +232,9 @@ func TestHostKernelFails(t *testing.T) {
 	}{
 		{"error", func(*collective.HostRun) error { return errOwn }, errOwn, 100 * time.Millisecond, os.ErrDeadlineExceeded},
 		{"panic", func(*collective.HostRun) error { panic(boom) }, nil, 100 * time.Millisecond, os.ErrDeadlineExceeded},
-		{"no rank", func(h *collective.HostRun) error { h.Signal(2, 0, 1); return nil }, nil, 100 * time.Millisecond, os.ErrDeadlineExceeded},
-		{"no flag", func(h *collective.HostRun) error { return h.Wait(1, collective.Flags, 1) }, nil, 100 * time.Millisecond, os.ErrDeadlineExceeded},
+		{"no rank", func(h *collective.HostRun) error { h.Signal(2, 0, 1); return nil }, errs.ErrInvalid, 100 * time.Millisecond, os.ErrDeadlineExceeded},
+		{"no flag", func(h *collective.HostRun) error { return h.Wait(1, collective.Flags, 1) }, errs.ErrInvalid, 100 * time.Millisecond, os.ErrDeadlineExceeded},
+		{"no flag of a barrier", func(h *collective.HostRun) error { return h.Barrier(-1) }, errs.ErrInvalid, 100 * time.Millisecond, os.ErrDeadlineExceeded},
 	} {
 		for _, graph := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/graph=%t", c.name, graph), func(t *testing.T) {
@@ -263,6 +264,11 @@ func TestHostKernelFails(t *testing.T) {
 					failed := p.Err()
 					if failed == nil || want != nil && !errors.Is(failed, want) {
 						return fmt.Errorf("the plan's error is %v", failed)
+					}
+					if c.name == "panic" && r.Rank() == 0 {
+						if _, ok := errors.AsType[*device.PanicError](failed); !ok || !strings.Contains(failed.Error(), boom) {
+							return fmt.Errorf("the plan has not the panic: %w", failed)
+						}
 					}
 					if err := p.Run(r.s); !errors.Is(err, failed) {
 						return fmt.Errorf("the next run gave %v, and %w was expected", err, failed)

@@ -512,7 +512,7 @@ func launchOnHost(s device.Stream, k device.HostKernel) error {
 func (h *hostStep) Close() error { return nil }
 
 // RunKernel runs the function, unless the plan has failed.
-func (h *hostStep) RunKernel() error {
+func (h *hostStep) RunKernel() (err error) {
 	p := h.work.plan
 	if err := p.released(); err != nil {
 		return err
@@ -530,11 +530,11 @@ func (h *hostStep) RunKernel() error {
 	defer h.work.running.Store(false)
 	ended := false
 	defer func() {
-		if !ended { // the stream has the panic
-			_ = h.work.failSilently(fmt.Errorf("a step of %s has panicked", p.name))
+		if !ended {
+			err = h.work.failSilently(brokenOff("step", p.name, recover()))
 		}
 	}()
-	err := h.run()
+	err = h.run()
 	ended = true
 	if err != nil {
 		return h.work.failSilently(err)

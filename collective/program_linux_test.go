@@ -430,6 +430,9 @@ func TestStepFails(t *testing.T) {
 						if failed := p.Err(); failed == nil || want != nil && !errors.Is(failed, want) {
 							return fmt.Errorf("the plan's error is %v", failed)
 						}
+						if _, panicked := errors.AsType[*device.PanicError](p.Err()); panicked != (want == nil) {
+							return fmt.Errorf("the plan's error is %v", p.Err())
+						}
 						if err := p.Run(r.s); err == nil || !errors.Is(err, p.Err()) {
 							return fmt.Errorf("the next run gave %v", err)
 						}

@@ -2626,13 +2626,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/host.go", why: "a kernel that panics does not end the plan", tests: inCollective,
-		old: "\t\t\t_ = w.plan.fail(",
-		new: "\t\t\t_ = error(",
+		old: "\t\t\terr = w.plan.fail(brokenOff(",
+		new: "\t\t\terr = error(brokenOff(",
 	},
 	{
 		file: "collective/program.go", why: "a step that panics does not end the plan", tests: inCollective,
-		old: "\t\t\t_ = h.work.failSilently(",
-		new: "\t\t\t_ = error(",
+		old: "\t\t\terr = h.work.failSilently(brokenOff(",
+		new: "\t\t\terr = error(brokenOff(",
 	},
 	{
 		file: "collective/program.go", why: "peers get signals after a step that failed", tests: inCollective,
