@@ -87,7 +87,7 @@ func (o *Options) logger(cfg config.Config) *slog.Logger {
 // host need no token; ranks on several hosts need one.
 //
 // A rank is in an attempt of a job once. Where rank 0 serves the rendezvous the ranks may all close and open again; where a service outside of them does, as
-// that of symmem run, what has left is a group.RefusedError, unless the setting restart counts up.
+// that of symmem run, what has left is a group.RefusedError, as is another attempt: it takes a service of that attempt, which the setting restart counts.
 //
 // # Errors
 //
