@@ -242,7 +242,7 @@ func (r *Rank) awaitSubs(ctx context.Context) error {
 }
 
 // Close releases everything and leaves the group. Collective. Sub-groups and tensors that were not closed are logged as leaks and closed, the
-// youngest first. If ctx ends while the rank's device still works on symmetric memory, or an earlier collective call is under way, what is left is kept: close
+// youngest sub-group first. If ctx ends while the rank's device still works on symmetric memory, or an earlier collective call is under way, what is left is kept: close
 // again. The others are told that, for which Close waits up to 5 seconds for them. Otherwise the rank is closed whatever the error says. A second Close returns ErrClosed.
 func (r *Rank) Close(ctx context.Context) error {
 	if err := r.made("Close"); err != nil {
