@@ -200,7 +200,7 @@ func (r *HostRun) Barrier(flag int) error {
 		return r.refused("Barrier", r.rank, flag)
 	}
 	for _, peer := range r.peers {
-		r.Signal(peer, flag, r.epoch)
+		r.theirs[flag][peer].Store(r.epoch)
 	}
 	for _, peer := range r.peers {
 		if err := r.Wait(peer, flag, r.epoch); err != nil {
