@@ -21,11 +21,31 @@ type Plan struct {
 	bytes     int64
 }
 
+// orZero is the plan, or the zero Plan for nil. A constructor that fails gives nil, and whoever closes that all the same gets an error: methods that were only embedded would panic.
+func (p *Plan) orZero() *Plan {
+	if p == nil {
+		return new(Plan)
+	}
+	return p
+}
+
+// Run is [collective.Plan.Run].
+func (p *Plan) Run(s device.Stream) error { return p.orZero().Plan.Run(s) }
+
+// Close is [collective.Plan.Close].
+func (p *Plan) Close(ctx context.Context) error { return p.orZero().Plan.Close(ctx) }
+
+// Err is [collective.Plan.Err].
+func (p *Plan) Err() error { return p.orZero().Plan.Err() }
+
+// String returns the collective's name.
+func (p *Plan) String() string { return p.orZero().Plan.String() }
+
 // Algorithm is the form that was chosen.
-func (p *Plan) Algorithm() Algorithm { return p.algorithm }
+func (p *Plan) Algorithm() Algorithm { return p.orZero().algorithm }
 
 // Bytes is the size of the message, one rank's input.
-func (p *Plan) Bytes() int64 { return p.bytes }
+func (p *Plan) Bytes() int64 { return p.orZero().bytes }
 
 // AllReduceOptions sets what NewAllReduce makes. Nil or zero values mean the defaults.
 type AllReduceOptions struct {
