@@ -20,7 +20,7 @@ import (
 func TestZeroValues(t *testing.T) {
 	for _, zero := range []any{
 		&memory.Memory{}, &memory.Heap{}, &memory.HeapAllocation{}, &memory.Window{}, &memory.Transfer{}, &memory.Signals{}, &memory.PreparedSend{}, &memory.WorkCopies{}, &memory.Workspace{},
-		&tensor.Tensor{}, &tensor.View{}, &collective.Plan{}, &symmem.Rank{}, &group.Group{}, &group.Store{}, &kernels.Plan{},
+		&tensor.Tensor{}, &tensor.View{}, &collective.Plan{}, &symmem.Rank{}, &group.Group{}, &group.Store{}, &kernels.Plan{}, &tensor.Heap{},
 	} {
 		for _, v := range []reflect.Value{reflect.ValueOf(zero), reflect.Zero(reflect.TypeOf(zero))} {
 			for i := range v.NumMethod() {

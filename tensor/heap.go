@@ -29,6 +29,46 @@ func NewHeap(ctx context.Context, m *memory.Memory, bytes int64) (*Heap, error) 
 	return &Heap{h}, nil
 }
 
+// orNone is the heap of package memory, nil for a nil Heap too: NewHeap gives that where it fails, and methods that were only embedded would panic.
+func (h *Heap) orNone() *memory.Heap {
+	if h == nil {
+		return nil
+	}
+	return h.Heap
+}
+
+// String is [memory.Heap.String].
+func (h *Heap) String() string { return h.orNone().String() }
+
+// Memory is [memory.Heap.Memory].
+func (h *Heap) Memory() *memory.Memory { return h.orNone().Memory() }
+
+// Bytes is [memory.Heap.Bytes].
+func (h *Heap) Bytes() int64 { return h.orNone().Bytes() }
+
+// Window is [memory.Heap.Window].
+func (h *Heap) Window() *memory.Window { return h.orNone().Window() }
+
+// Err is [memory.Heap.Err].
+func (h *Heap) Err() error { return h.orNone().Err() }
+
+// Usage is [memory.Heap.Usage].
+func (h *Heap) Usage() memory.HeapUsage { return h.orNone().Usage() }
+
+// Allocate is [memory.Heap.Allocate].
+func (h *Heap) Allocate(ctx context.Context, bytes int64, dtype string, shape []int64) (*memory.HeapAllocation, error) {
+	return h.orNone().Allocate(ctx, bytes, dtype, shape)
+}
+
+// Check is [memory.Heap.Check].
+func (h *Heap) Check(ctx context.Context) error { return h.orNone().Check(ctx) }
+
+// Reclaim is [memory.Heap.Reclaim].
+func (h *Heap) Reclaim(ctx context.Context) error { return h.orNone().Reclaim(ctx) }
+
+// Close is [memory.Heap.Close].
+func (h *Heap) Close(ctx context.Context) error { return h.orNone().Close(ctx) }
+
 // Zeros takes a symmetric tensor, filled with zeros, from the heap. It has its rendezvous behind it, and lies at the same offset on every rank.
 // Every rank does the same, in the same order.
 //
@@ -42,7 +82,7 @@ func (h *Heap) Zeros(ctx context.Context, dtype DType, shape ...int64) (*Tensor,
 	if err := errs.Given("Zeros", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
-	if h == nil || h.Heap == nil {
+	if h.orNone() == nil {
 		return nil, errs.Invalid("Zeros", "heap", nil, "one that NewHeap gave")
 	}
 	bytes, err := checkShape("Zeros", dtype, shape)
