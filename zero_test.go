@@ -43,6 +43,21 @@ func TestZeroValues(t *testing.T) {
 	}
 }
 
+// TestZeroMemory: whatever is made on a memory refuses a zero one.
+func TestZeroMemory(t *testing.T) {
+	ctx, m := t.Context(), &memory.Memory{}
+	for call, err := range map[string]func() error{
+		"collective.New":       func() error { _, err := collective.New(ctx, m, collective.Spec{Name: "none"}); return err },
+		"kernels.NewBarrier":   func() error { _, err := kernels.NewBarrier(ctx, m, nil); return err },
+		"kernels.MeasureSpeed": func() error { _, err := kernels.MeasureSpeed(ctx, m); return err },
+		"tensor.Zeros":         func() error { _, err := tensor.Zeros(ctx, m, tensor.Float32, 1); return err },
+		"tensor.FromPtr":       func() error { _, err := tensor.FromPtr(ctx, m, 16, tensor.Float32, 1); return err },
+		"tensor.NewHeap":       func() error { _, err := tensor.NewHeap(ctx, m, 1); return err },
+	} {
+		assert.NotPanics(t, func() { assert.ErrorIs(t, err(), symmem.ErrInvalid, call) }, call)
+	}
+}
+
 // arguments are a context for each of a function, and zero values for the rest.
 func arguments(t *testing.T, f reflect.Type) []reflect.Value {
 	var all []reflect.Value

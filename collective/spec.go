@@ -85,7 +85,11 @@ type form interface {
 // [*memory.TurnError]; if it ends half way, New gives back what it has taken, for which it waits up to 5 seconds for the others.
 func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 	const call = "New"
-	if err := errs.Given(call, "m", m, "a memory"); err != nil {
+	err := errs.Given(call, "m", m, "a memory")
+	if err == nil && m.Group() == nil {
+		err = errs.Invalid(call, "m", "the zero Memory", "one that New of package memory gave")
+	}
+	if err != nil {
 		return nil, errors.Join(errs.Given(call, "ctx", ctx, "a context"), err)
 	}
 	ctx, spec.Failure = errs.WithContext(call, ctx, spec.Failure)
@@ -101,7 +105,7 @@ func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 			failure = p.noForm()
 		}
 	}
-	err := m.InTurn(ctx, "preparing "+p.name, func(ctx context.Context, gaveUp error) error {
+	err = m.InTurn(ctx, "preparing "+p.name, func(ctx context.Context, gaveUp error) error {
 		return p.prepare(ctx, form, cmp.Or(gaveUp, failure))
 	})
 	if err != nil {

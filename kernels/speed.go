@@ -43,6 +43,9 @@ func MeasureSpeed(ctx context.Context, m *memory.Memory) (tuning.Speed, error) {
 	if err := errors.Join(errs.Given("MeasureSpeed", "ctx", ctx, "a context"), errs.Given("MeasureSpeed", "m", m, "a memory")); err != nil {
 		return tuning.Speed{}, err
 	}
+	if m.Group() == nil {
+		return tuning.Speed{}, errs.Invalid("MeasureSpeed", "m", "the zero Memory", "one that New of package memory gave")
+	}
 	if m.Device().Kind() != device.CUDA || !m.Backend().Capabilities().PeerPointers || m.Group().Size() < 2 {
 		return tuning.Speed{}, fmt.Errorf("measuring the links of a %s device between %d ranks: %w", m.Device().Kind(), m.Group().Size(), errs.ErrUnsupported)
 	}
