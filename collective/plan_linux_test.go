@@ -557,3 +557,39 @@ func (r *rank) takes(ctx context.Context, want string, cuda *collective.Kernel) 
 	}
 	return errors.Join(p.Run(r.s), r.s.Synchronize(ctx), p.Close(ctx))
 }
+
+// TestRanksCloseOnePlan: ranks that close different plans at once are all told, and of one mind about what is taken: they make other plans, and close those.
+func TestRanksCloseOnePlan(t *testing.T) {
+	all := func(ctx context.Context, r *rank) error {
+		barrier := func() (*collective.Plan, error) {
+			return collective.New(ctx, r.m, r.program(false, func(b *collective.Builder) { b.Signal(0); b.Finish(0) }))
+		}
+		one, err := barrier()
+		if err != nil {
+			return err
+		}
+		two, err := barrier()
+		if err != nil {
+			return err
+		}
+		if r.Rank() == 1 {
+			one, two = two, one
+		}
+		for _, p := range []*collective.Plan{one, two} {
+			if err := p.Close(ctx); !errors.Is(err, errs.ErrMismatch) {
+				return fmt.Errorf("ranks that close different plans: %w", err)
+			}
+			next, err := barrier()
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(next.Run(r.s), r.s.Synchronize(ctx), next.Close(ctx)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for where, open := range map[string]opener{"host": onHost, "far": onFar} {
+		t.Run(where, func(t *testing.T) { onRanks(t, 2, patience, open, all) })
+	}
+}

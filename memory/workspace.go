@@ -295,7 +295,8 @@ func (w *Workspace) Err() error {
 }
 
 // Close releases the workspace. Collective: it waits for this rank's device and for all ranks. A workspace that a peer may
-// still write, because it is lost or its device is busy, is not handed out again. Closing twice is ErrClosed.
+// still write, because it is lost or its device is busy, is not handed out again, nor are those of ranks that close different ones: all of them get ErrMismatch.
+// Closing twice is ErrClosed.
 func (w *Workspace) Close(ctx context.Context) error {
 	if err := errors.Join(w.made("Close"), errs.Given("Close", "ctx", ctx, "a context")); err != nil {
 		return err
@@ -311,7 +312,7 @@ func (w *Workspace) close(ctx context.Context, gaveUp error) error {
 	if m.closed.Load() {
 		return nil // it went with the memory
 	}
-	busy, err := m.quiesce(ctx, "closing a workspace", false, gaveUp)
+	busy, err := m.quiesce(ctx, w.closing(), false, gaveUp)
 	w.given.Store(busy == nil)
 	if err := errors.Join(busy, err); err != nil {
 		return fmt.Errorf("closing a workspace: %w", err)
@@ -326,6 +327,11 @@ func (w *Workspace) close(ctx context.Context, gaveUp error) error {
 	}
 	w.block.give(w.span)
 	return nil
+}
+
+// closing says which workspace is closed, which the ranks compare: of two that they close at once each would be given out again on one rank only.
+func (w *Workspace) closing() string {
+	return fmt.Sprintf("closing the workspace of %d bytes at byte %d of window %d", w.span.bytes, w.span.start, w.block.window.Number())
 }
 
 // zero fills memory of the device with zeros and returns when it is done.

@@ -1465,7 +1465,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/workspace.go", why: "a workspace is closed while peers use it", tests: inSends,
-		old: "\tbusy, err := m.quiesce(ctx, \"closing a workspace\", false, gaveUp)\n",
+		old: "\tbusy, err := m.quiesce(ctx, w.closing(), false, gaveUp)\n",
 		new: "\tvar busy, err error\n",
 	},
 	{
