@@ -492,6 +492,7 @@ func TestPatienceOfPlans(t *testing.T) {
 // when they have gone half around.
 func TestWaitBehindLongWaits(t *testing.T) {
 	const steps, step, late = 10, 1 << 29, 20 * time.Millisecond
+	var signalled atomic.Uint32 // steps
 	onRanks(t, 2, patience, onHost, func(ctx context.Context, r *rank) error {
 		p, err := collective.New(ctx, r.m, collective.Spec{Name: "long waits", Host: func(*collective.Addresses) (collective.HostKernel, error) {
 			return func(h *collective.HostRun) error {
@@ -499,16 +500,20 @@ func TestWaitBehindLongWaits(t *testing.T) {
 					value := (i + 1) * step
 					if h.Rank() == 0 {
 						time.Sleep(late)
+						signalled.Store(i + 1)
 						h.Signal(1, 0, value)
+						if err := h.Wait(1, 1, i+1); err != nil { // or it may be half around ahead
+							return err
+						}
 						continue
 					}
-					began := time.Now()
 					if err := h.Wait(0, 0, value); err != nil {
 						return err
 					}
-					if waited := time.Since(began); waited < late/4 {
-						return fmt.Errorf("wait %d ended after %v", i, waited)
+					if n := signalled.Load(); n != i+1 {
+						return fmt.Errorf("wait %d ended behind %d signals", i, n)
 					}
+					h.Signal(0, 1, i+1)
 				}
 				return nil
 			}, nil
