@@ -32,9 +32,13 @@ func hasRails(constructor, backend string) bool {
 }
 
 // CollectiveAlgorithms lists the forms that a constructor of this package other than NewAllReduce, such as "NewBroadcast", has for a kind of device: by
-// kernels, and Transfers. Some have a form for some dtypes and operations only, and OneShotMultimem needs multicast addresses. Nil for a constructor that there is not.
+// kernels, and Transfers. Some have a form for some dtypes and operations only, and OneShotMultimem needs multicast addresses. Nil for NewRMSNorm, which has one form, and for a constructor
+// that there is not.
 func CollectiveAlgorithms(constructor string, kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
+		if constructor == manyCall || constructor == normCall {
+			return []Algorithm{OneShot, TwoShot, Transfers}
+		}
 		if !slices.Contains([]string{"NewBroadcast", "NewReduce", "NewAllGather", "NewReduceScatter", "NewAllToAll", "NewAllToAllV", "NewBarrier"}, constructor) {
 			return nil
 		}
@@ -52,6 +56,10 @@ func CollectiveAlgorithms(constructor string, kind device.Kind) []Algorithm {
 		return []Algorithm{OneShotLL, OneShotPush, OneShotPull, Transfers}
 	case "NewReduce", "NewReduceScatter":
 		return []Algorithm{OneShotLL, OneShotPush, OneShotPull, OneShotMultimem, Transfers}
+	case manyCall:
+		return []Algorithm{OneShotLL, OneShotPush, TwoShotPull, Transfers}
+	case normCall:
+		return []Algorithm{OneShotPush, TwoShotPush, TwoShotPull, Transfers}
 	case "NewAllToAllV":
 		return []Algorithm{OneShotPush, Transfers}
 	case "NewBarrier":

@@ -88,7 +88,7 @@ func TestTablesChooseAsTheCode(t *testing.T) {
 
 // TestForms: every form of a constructor is listed once, whatever lists it, and Hierarchical on GPUs where the memory of a backend has it between islands.
 func TestForms(t *testing.T) {
-	all := append([]string{"NewAllReduce", "NewAllToAllV", "NewBarrier", "NewNothing"}, islandCollectives...)
+	all := append([]string{"NewAllReduce", "NewAllReduceMany", "NewAllReduceRMSNorm", "NewAllToAllV", "NewBarrier", "NewNothing"}, islandCollectives...)
 	for _, constructor := range all {
 		for _, kind := range []device.Kind{device.Host, device.CUDA} {
 			for _, backend := range []string{"host", "native", "nccl", "nvshmem", "nixl"} {
@@ -101,6 +101,7 @@ func TestForms(t *testing.T) {
 					own, library = Algorithms(kind), LibraryAlgorithms(backend)
 				}
 				require.Subset(t, forms, append(own, library...))
+				require.Equal(t, constructor == "NewNothing", len(own) == 0, "%s on %s", constructor, kind)
 				rails := constructor == "NewAllReduce" || slices.Contains(islandCollectives, constructor)
 				if kind == device.CUDA {
 					want := rails && (backend == "nixl" || backend == "nccl" && constructor != "NewAllToAll")
@@ -135,6 +136,8 @@ func TestFormsOfTables(t *testing.T) {
 			require.ElementsMatch(t, names(CollectiveAlgorithms(call, kind), without...), tuning.Forms(collective, link), collective)
 		}
 		require.Subset(t, tuning.Forms(tuning.AllReduceMany, link), append(names(manyAlgorithms(kind, tensor.Float32)), names(manyAlgorithms(kind, tensor.Int8))...))
+		require.ElementsMatch(t, names(CollectiveAlgorithms("NewAllReduceMany", kind)), tuning.Forms(tuning.AllReduceMany, link))
+		require.ElementsMatch(t, names(CollectiveAlgorithms("NewAllReduceRMSNorm", kind)), tuning.Forms(tuning.AllReduceRMSNorm, link))
 		for _, form := range tuning.Forms(tuning.AllReduce, link) {
 			a, err := ParseAlgorithm(form)
 			require.NoError(t, err)

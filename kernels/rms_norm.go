@@ -81,8 +81,10 @@ type RMSNorm struct {
 // families or Transfers. Its errors are those of [collective.New], ErrInvalid for numbers, dtypes, sizes and addresses that do not fit
 // and memory that overlaps, and ErrUnsupported for another form, and for a dtype that is none of the three.
 func NewAllReduceRMSNorm(ctx context.Context, in tensor.SymmetricTensor, n RMSNorm, opts *Options) (*Plan, error) {
-	return newNorm("NewAllReduceRMSNorm", in, n, opts).plan(ctx)
+	return newNorm(normCall, in, n, opts).plan(ctx)
 }
+
+const normCall = "NewAllReduceRMSNorm"
 
 // NewRMSNorm prepares what comes behind the sum in [NewAllReduceRMSNorm], of rows that are there already: s is in. Ranks do not wait for each
 // other in a run. It is for sequences of an all-reduce of another kind and a norm. Arguments, bits and errors are those of
