@@ -593,3 +593,35 @@ func TestRanksCloseOnePlan(t *testing.T) {
 		t.Run(where, func(t *testing.T) { onRanks(t, 2, patience, open, all) })
 	}
 }
+
+// TestManyTensorsAreCompared: ranks compare all tensors of a plan that has very many, and an error about them can be read.
+func TestManyTensorsAreCompared(t *testing.T) {
+	onRanks(t, 2, patience, onHost, func(ctx context.Context, r *rank) error {
+		spec := collective.Spec{Name: "many", Host: func(*collective.Addresses) (collective.HostKernel, error) {
+			return func(*collective.HostRun) error { return nil }, nil
+		}}
+		for i := range int64(2000) {
+			part, err := r.x.Sub(i%elements, 1)
+			if err != nil {
+				return err
+			}
+			spec.Tensors = append(spec.Tensors, part)
+		}
+		p, err := collective.New(ctx, r.m, spec)
+		if err != nil {
+			return err
+		}
+		for _, differ := range []int{0, 31, 32, 1000, 1999} {
+			had := spec.Tensors[differ]
+			if spec.Tensors[differ], err = r.x.Sub(int64(r.Rank()), 1); err != nil {
+				return err
+			}
+			_, err := collective.New(ctx, r.m, spec)
+			if !errors.Is(err, errs.ErrMismatch) || len(err.Error()) > 16<<10 {
+				return fmt.Errorf("another tensor %d is an error of %d bytes: %w", differ, len(fmt.Sprint(err)), err)
+			}
+			spec.Tensors[differ] = had
+		}
+		return p.Close(ctx)
+	})
+}

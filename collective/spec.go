@@ -3,6 +3,7 @@ package collective
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -253,8 +254,11 @@ func (p *Plan) purpose(f form, failure error) string {
 	}
 	s := &p.spec
 	text := []string{p.name}
-	for _, t := range s.Tensors {
+	for _, t := range s.Tensors[:min(len(s.Tensors), mostTold)] {
 		text = append(text, place(t))
+	}
+	if len(s.Tensors) > mostTold {
+		text = append(text, others(s.Tensors[mostTold:]))
 	}
 	if s.Parameters != "" {
 		text = append(text, s.Parameters)
@@ -263,6 +267,18 @@ func (p *Plan) purpose(f form, failure error) string {
 		text = append(text, "with multicast")
 	}
 	return strings.Join(append(text, fmt.Sprintf("workspace of %d bytes", s.Workspace), f.describe(), fmt.Sprintf("first epoch %d", s.FirstEpoch)), ", ")
+}
+
+// mostTold is how many tensors errors tell the places of. A plan may have thousands, and an error has what every rank asked for.
+const mostTold = 32
+
+// others stands for the places of more tensors: alike on ranks where these are.
+func others(tensors []tensor.SymmetricTensor) string {
+	sum := sha256.New()
+	for _, t := range tensors {
+		_, _ = fmt.Fprintln(sum, place(t)) // a hash never fails
+	}
+	return fmt.Sprintf("%d more tensors (%x)", len(tensors), sum.Sum(nil)[:8])
 }
 
 // place says where the memory of a tensor is in a way that is the same on every rank.
