@@ -115,7 +115,7 @@ func everyRail(ctx context.Context, m *memory.Memory, hosts [][]int) (err error)
 			}
 		}
 		// Nothing and one element, and what fits into one lap, are no different between more ranks.
-		if (size > 5 || size > 4 && !fullMatrix) && c.n != 67 && c.n != 7013 && c.what != "all-to-all" {
+		if (size > 5 || size > 2 && !fullMatrix) && c.n != 67 && c.n != 7013 && c.what != "all-to-all" {
 			return
 		}
 		if err == nil && (c.n > 1000) == (railLapBytes < 1<<20) {
