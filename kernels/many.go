@@ -266,7 +266,7 @@ func (m *many) checkApart() error {
 func manyAlgorithms(kind device.Kind, dtype tensor.DType) []Algorithm {
 	switch {
 	case kind != device.CUDA:
-		return []Algorithm{OneShot, TwoShot, Transfers}
+		return CollectiveAlgorithms(manyCall, kind)
 	case ptx.ManyLine(dtype.String()) == 16:
 		return []Algorithm{OneShotPush, TwoShotPull, Transfers}
 	}

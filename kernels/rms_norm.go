@@ -270,18 +270,11 @@ func (n *norm) choose() error {
 		n.algorithm = Transfers // to nobody
 		return nil
 	}
-	all := []Algorithm{Auto, OneShot, TwoShot, Transfers}
-	if kind == device.CUDA {
-		all = append(all, OneShotPush, TwoShotPush, TwoShotPull)
-	}
-	found := false
-	for _, a := range all {
-		found = found || a == asked
-	}
+	all := asks(CollectiveAlgorithms(normCall, kind))
 	switch {
 	case !asked.known():
 		return errs.Invalid(n.call, "Algorithm", asked, fmt.Sprint(all))
-	case !found:
+	case !slices.Contains(all, asked):
 		return fmt.Errorf("there is no all-reduce and RMSNorm in the form %s on a %s device; there are %v: %w", asked, kind, all, errs.ErrUnsupported)
 	}
 	n.algorithm = n.chosen(asked, kind)
