@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -624,6 +625,68 @@ func TestUnprovenBytes(t *testing.T) {
 		require.NoError(t, c.Close())
 	}
 	require.Empty(t, l.pending)
+}
+
+// TestAdmittedConnectionStays: a connection that was chosen to be ended for others, or for its age, stays if a rank is admitted on it before it is closed: that rank
+// would be lost, and the job with it. On one that was chosen first, no rank is admitted.
+func TestAdmittedConnectionStays(t *testing.T) {
+	lim := tightLimits()
+	l := newBoundedListener(listenLoopback(t), lim, newSession(0, 0, nil, lim).logger)
+	defer l.Close()
+	base := Options{Rank: 0, WorldSize: 2, Addr: l.Addr().String(), Timeout: 20 * time.Second}
+	o, err := base.checked()
+	require.NoError(t, err)
+	service := &service{hub: newHub(2, lim), options: o, limits: lim, logger: l.logger, listener: l, attached: make(map[int]*serviceConn)}
+	hello := &pb.Hello{WorldSize: 2, Member: Member{WorldRank: 1}.toWire(), Session: "one"}
+	accepted := func() *serviceConn {
+		t.Helper()
+		c, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = c.Close() })
+		s, err := l.Accept()
+		require.NoError(t, err)
+		conn := &serviceConn{service: service, socket: s.(*serviceSocket), outbox: newOutbox(lim.queued, lim.queueBytes), gone: make(chan struct{})}
+		conn.rank.Store(-1)
+		return conn
+	}
+	closed := func(c *serviceConn) bool {
+		t.Helper()
+		require.NoError(t, c.socket.SetReadDeadline(time.Now().Add(time.Millisecond)))
+		_, err := c.socket.Read(make([]byte, 1))
+		return !errors.Is(err, os.ErrDeadlineExceeded)
+	}
+	ends := map[string]func(c *serviceSocket){
+		"others wait":       l.evict,
+		"it takes too long": func(*serviceSocket) { require.NoError(t, l.closePending(0)) },
+	}
+	for why, end := range ends {
+		late := accepted()
+		end(late.socket)
+		require.Equal(t, refusedDropped, late.admit(hello), why)
+		require.EqualValues(t, -1, late.attachedRank(), why)
+		require.NotContains(t, service.attached, 1, why)
+	}
+	admitted := accepted()
+	require.Nil(t, admitted.admit(hello))
+	refusedOne := accepted()
+	require.Equal(t, RefusedDuplicate, refusedOne.admit(&pb.Hello{WorldSize: 2, Member: Member{WorldRank: 1}.toWire(), Session: "another"}).Reason)
+	claimed := accepted()
+	require.True(t, claimed.socket.claim())
+	for why, end := range ends {
+		for _, c := range []*serviceConn{admitted, claimed} {
+			end(c.socket)
+			require.False(t, closed(c), why)
+		}
+	}
+	_, err = refusedOne.socket.Write([]byte{0})
+	require.Error(t, err, "a connection whose rank was refused is not kept for ever")
+	claimed.socket.unclaim()
+	require.NoError(t, l.closePending(0))
+	require.Empty(t, l.pending)
+	require.Empty(t, l.sources)
+	for _, c := range []*serviceConn{admitted, claimed} {
+		_ = c.socket.Close()
+	}
 }
 
 // TestGroupsThatNobodyOpens: what a rank tried to open in vain is not kept for ever.

@@ -91,6 +91,7 @@ type serviceSocket struct {
 	received  atomic.Int64 // bytes, until a rank is admitted
 	returns   atomic.Bool  // a rank may come back on it
 	lent      int64        // guarded by the listener's lock: how many bytes beyond the bound were read
+	claimed   bool         // likewise: a rank is being admitted, and nobody ends the connection meanwhile
 	connected atomic.Bool  // a rank has said hello on it
 	liveness  atomic.Int64 // nanoseconds of silence after which the rank counts the service as lost, if it says so
 	due       atomic.Int64 // bytes of the messages that gRPC was given to send
@@ -169,11 +170,14 @@ func (l *boundedListener) closePending(age time.Duration) error {
 	var old []*serviceSocket
 	l.mu.Lock()
 	for c := range l.pending {
-		if time.Since(c.began) >= age {
+		if time.Since(c.began) >= age && l.drop(c) {
 			old = append(old, c)
 		}
 	}
 	l.mu.Unlock()
+	if len(old) > 0 {
+		signal(l.room)
+	}
 	var err error
 	for _, c := range old {
 		if closeErr := c.Close(); closeErr != nil && !errors.Is(closeErr, net.ErrClosed) {
@@ -247,11 +251,16 @@ func (l *boundedListener) waitForRoom() bool {
 	}
 }
 
-// evict ends a connection on which no rank was admitted, because others wait for its place.
+// evict ends a connection on which no rank was admitted, because others wait for its place. If one was since the connection was chosen, it stays.
 func (l *boundedListener) evict(c *serviceSocket) {
 	l.mu.Lock()
+	if !l.drop(c) {
+		l.mu.Unlock()
+		return
+	}
 	l.evicted++
 	first := l.evicted == 1
+	c.evicted.Store(true)
 	l.mu.Unlock()
 	level := slog.LevelDebug // the first one tells all, and there may be thousands a second
 	if first {
@@ -259,7 +268,6 @@ func (l *boundedListener) evict(c *serviceSocket) {
 	}
 	l.logger.Log(context.Background(), level, "ended a connection on which no rank was admitted in time while others waited", "from", c.RemoteAddr(),
 		"time", time.Since(c.began), "connections at a time", l.most)
-	c.evicted.Store(true)
 	if err := c.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		l.logger.Debug("closing a connection", "error", err)
 	}
@@ -271,6 +279,9 @@ func (l *boundedListener) slowest() (*serviceSocket, time.Duration) {
 	var worst *serviceSocket
 	wait := l.limits.patience
 	for c := range l.pending {
+		if c.claimed {
+			continue
+		}
 		if left := l.allowed(c) - time.Since(c.began); left > 0 {
 			wait = min(wait, left)
 			continue
@@ -394,19 +405,46 @@ func (l *boundedListener) turnAway(conn net.Conn) {
 
 func (l *boundedListener) forget(c *serviceSocket) {
 	l.mu.Lock()
-	_, ok := l.pending[c]
-	delete(l.pending, c)
-	if ok {
-		if l.sources[c.source]--; l.sources[c.source] == 0 {
-			delete(l.sources, c.source)
-		}
-		l.lent -= c.lent
-		c.lent = 0
-	}
+	ok := l.remove(c)
 	l.mu.Unlock()
 	if ok {
 		signal(l.room)
 	}
+}
+
+// remove takes a connection out of the pending ones, and reports whether it was one. The caller holds the lock.
+func (l *boundedListener) remove(c *serviceSocket) bool {
+	if _, pending := l.pending[c]; !pending {
+		return false
+	}
+	delete(l.pending, c)
+	if l.sources[c.source]--; l.sources[c.source] == 0 {
+		delete(l.sources, c.source)
+	}
+	l.lent -= c.lent
+	c.lent = 0
+	return true
+}
+
+// drop takes a connection out of the pending ones that is to be closed, so that no rank is admitted on it any more. It reports false if one was, or is being
+// admitted: closing the connection then would lose that rank. The caller holds the lock.
+func (l *boundedListener) drop(c *serviceSocket) bool { return !c.claimed && l.remove(c) }
+
+// claim keeps a connection from being ended for others while a rank is admitted on it. It reports false if it has been already.
+func (c *serviceSocket) claim() bool {
+	l := c.listener
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, c.claimed = l.pending[c]
+	return c.claimed
+}
+
+// unclaim takes claim back, as no rank was admitted.
+func (c *serviceSocket) unclaim() {
+	l := c.listener
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c.claimed = false
 }
 
 // admit removes the bounds from a connection on which a rank was admitted.

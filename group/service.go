@@ -258,8 +258,8 @@ func (s *service) Connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.S
 	case <-s.stopping:
 		return nil
 	}
-	if refusal == refusedEnding && s.hub.keeper != nil {
-		return status.Error(codes.Unavailable, refusal.Text) // another service goes on with the job
+	if refusal == refusedEnding && s.hub.keeper != nil || refusal == refusedDropped {
+		return status.Error(codes.Unavailable, refusal.Text) // another service goes on with the job, or the rank comes again
 	}
 	if refusal != nil {
 		s.logger.Warn("refused a rank", "from", socket.RemoteAddr(), "reason", refusal.Text)
@@ -309,8 +309,11 @@ func (s *service) Beat(stream grpc.BidiStreamingServer[pb.Heartbeat, pb.Heartbea
 	}
 }
 
-// refusedEnding refuses a rank that comes while the service stops.
-var refusedEnding = refused(RefusedLate, "the job is ending")
+// refusedEnding refuses a rank that comes while the service stops, refusedDropped one whose connection is being closed, of which the rank does not hear.
+var (
+	refusedEnding  = refused(RefusedLate, "the job is ending")
+	refusedDropped = refused(RefusedLate, "the connection was ended while others waited, or because it took too long")
+)
 
 // admit admits the rank that says hello, or says why not. From then on its connection is watched for silence.
 func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
@@ -335,6 +338,9 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 		return refused(RefusedLate, "this service knows nothing of rank %d, which was in the job before: its store has forgotten the job, or it has none; start "+
 			"the job again as another attempt", m.WorldRank)
 	}
+	if !c.socket.claim() {
+		return refusedDropped
+	}
 	c.socket.hear()
 	c.socket.liveness.Store(h.GetLiveness())
 	c.rank.Store(int64(m.WorldRank))
@@ -346,6 +352,7 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 	if before, ok := s.hub.attachAs(m, c.session, c, welcome); !ok && (s.hub.keeper == nil || !s.hub.back(m.WorldRank, c.session, h.GetWaits(), c, welcome)) {
 		if before != rankPresent || !s.replace(m.WorldRank, c, welcome) {
 			c.rank.Store(-1)
+			c.socket.unclaim()
 			if before == rankPresent {
 				return refused(RefusedDuplicate, "rank %d is present already; every rank needs its own number", m.WorldRank)
 			}
