@@ -225,7 +225,7 @@ func TestOpenTuningOfGPUs(t *testing.T) {
 	}
 	ranks, err := onGPUs(t, "", "NVIDIA H200", "NVIDIA H200")
 	require.NoError(t, err)
-	assert.Equal(t, "the shipped table of NVIDIA H200 (2026-11-26)", names(ranks))
+	assert.Equal(t, "the shipped table of NVIDIA H200 (2026-11-27)", names(ranks))
 	closeRanks(t, ranks)
 
 	for _, unlike := range [][]string{{"NVIDIA B200", "NVIDIA B200"}, {"NVIDIA H200", "NVIDIA H200", "NVIDIA A100-SXM4-80GB"}, {"NVIDIA H200", "NVIDIA H100 80GB HBM3"}} {
@@ -242,7 +242,7 @@ func TestOpenTuningOfGPUs(t *testing.T) {
 				subs[r.Rank()], err = r.Sub(t.Context(), []int{0, 1})
 				return err
 			})
-			assert.Equal(t, "the shipped table of NVIDIA H200 (2026-11-26)", names(subs))
+			assert.Equal(t, "the shipped table of NVIDIA H200 (2026-11-27)", names(subs))
 			closeRanks(t, subs)
 		} else {
 			subs := make([]*symmem.Rank, 2)

@@ -28,16 +28,27 @@ func sizesAround() (sizes []int64) {
 func every(*tuning.Step) bool { return true }
 
 // measuredSince is the form of an all-reduce that was found to be faster than what the constants took.
-func measuredSince(device, collective, dtype string, size int, bytes int64, whole bool) (form string, ok bool) {
+func measuredSince(device, collective, dtype string, size int, bytes int64, whole bool) (form string, blocks int, ok bool) {
 	floats, h100 := slices.Contains(tuning.Floats, dtype), strings.Contains(device, "H100")
+	between := func(from, to int64) bool { return from < bytes && bytes <= to }
 	switch {
 	case collective != tuning.AllReduce || device == "some processor":
 	case h100 && size == 2 && floats && whole && bytes > 24<<20 && bytes <= 32<<20:
-		return tuning.Flow, true
+		return tuning.Flow, 0, true
 	case size == 4 && floats && whole && bytes > 192<<10 && bytes <= 320<<10:
-		return "two_shot_push", true
+		return "two_shot_push", 0, true
+	case h100:
+	case size == 2 && bytes > 384<<20:
+		return "transfers", 0, true
+	case dtype != "i32":
+	case size == 2 && between(1536<<10, 3<<20), size == 3 && between(384<<10, 768<<10):
+		return "two_shot_pull", 128, true
+	case size == 3 && between(3<<20, 4<<20):
+		return "two_shot_pull", 64, true
+	case size == 4 && between(384<<10, 512<<10):
+		return "one_shot_pull", 64, true
 	}
-	return "", false
+	return "", 0, false
 }
 
 // moves are the collectives that were measured anew when their kernels changed.
@@ -141,8 +152,9 @@ func TestShippedTables(t *testing.T) {
 							step, ok := set.Choose(collective, size, dtype, bytes, whole, every)
 							require.True(t, ok)
 							want := oldForm(collective, tt.link == tuning.LinkHost, size, bytes, floats, whole)
-							if name, ok := measuredSince(tt.device, collective, dtype, size, bytes, whole); ok {
-								require.Equal(t, name, step.Form)
+							if name, blocks, ok := measuredSince(tt.device, collective, dtype, size, bytes, whole); ok {
+								require.Equal(t, name, step.Form, "%s: %s of %d bytes of %s between %d ranks", tt.device, collective, bytes, dtype, size)
+								require.EqualValues(t, blocks, step.Blocks)
 								continue
 							}
 							require.Equal(t, want, step.Form, "%s: %s of %d bytes of %s between %d ranks, whole vectors %t", tt.device, collective, bytes, dtype, size, whole)
@@ -235,7 +247,8 @@ func TestMulticastWins(t *testing.T) {
 func TestWhatWasMeasured(t *testing.T) {
 	for device, want := range map[string]map[string][]int{
 		"NVIDIA H200": {
-			tuning.AllReduce: {2, 3, 4}, tuning.Broadcast: {2, 3, 4}, tuning.Reduce: {2, 4}, tuning.ReduceScatter: {2, 4}, tuning.AllGather: {2, 4}, tuning.AllToAll: {2, 4},
+			tuning.AllReduce: {2, 3, 4}, tuning.Broadcast: {2, 3, 4}, tuning.Reduce: {2, 3, 4}, tuning.ReduceScatter: {2, 3, 4}, tuning.AllGather: {2, 3, 4},
+			tuning.AllToAll: {2, 3, 4},
 		},
 		"NVIDIA H100 80GB HBM3": {tuning.AllReduce: {2}, tuning.Broadcast: {2}, tuning.Reduce: {2}, tuning.AllGather: {2}, tuning.AllToAll: {2}},
 	} {
