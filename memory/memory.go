@@ -85,6 +85,8 @@ type entry struct {
 	untold  bool            // this rank does not know whether others have a window of it; guarded by the memory's mu
 	left    bool            // this rank has told the others that it frees the allocation, but its device was still busy
 
+	number uint64 // of the rendezvous that has mapped it, or that this rank has given up; the same on all ranks
+
 	meeting bool // a rendezvous of it is under way; guarded by the memory's mu, as the window is
 
 	uses    atomic.Int64 // calls that enqueue work on it at this moment
@@ -439,6 +441,7 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 		return e.window, nil
 	}
 	w := &Window{memory: m, alloc: a, entry: e, number: m.operations, adopted: slices.ContainsFunc(records, func(r Record) bool { return r.Adopted })}
+	e.number = w.number
 	if a.Bytes() > 0 {
 		mapping, mapErr := m.backend.Rendezvous(group.Heard(ctx), a)
 		mapErr = gave(m.backend.Name(), "Rendezvous", "mapping", mapping, mapErr)
@@ -486,7 +489,8 @@ func (m *Memory) leaveMapping(ctx context.Context, failed error) bool {
 // made. With one it is collective: it also waits
 // for all ranks, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If ctx ends while
 // the device still works, or before an earlier collective call has ended, the memory is kept on this rank, and Free can be called again; it has waited up to
-// 5 seconds for the others then, to tell them. If a peer is lost, this rank's memory is released and the error is ErrPeerLost. Freeing twice is ErrClosed, and so is freeing what has a window after Close, even if that has kept it.
+// 5 seconds for the others then, to tell them. If a peer is lost, this rank's memory is released and the error is ErrPeerLost; if the ranks free different memory at once, or one of them
+// is in another call, likewise with ErrMismatch. Freeing twice is ErrClosed, and so is freeing what has a window after Close, even if that has kept it.
 func (m *Memory) Free(ctx context.Context, a backend.Allocation) error {
 	if err := m.made("Free"); err != nil {
 		return err
@@ -524,7 +528,8 @@ func (m *Memory) freeEntry(ctx context.Context, e *entry, gaveUp error) error {
 	var busy, err error
 	switch {
 	case e.window != nil || e.untold:
-		busy, err = m.quiesce(ctx, "freeing", e.left, gaveUp, e)
+		// Ranks that free different memory at once are told: each would go on with what a peer has freed.
+		busy, err = m.quiesce(ctx, fmt.Sprintf("freeing what rendezvous %d has mapped", e.number), e.left, gaveUp, e)
 		e.left = busy != nil
 	case gaveUp != nil:
 		busy = gaveUp

@@ -543,6 +543,44 @@ func TestFreeWithoutContext(t *testing.T) {
 	})
 }
 
+// TestRanksFreeDifferentMemory: ranks that free different allocations at once are told which, as each has mapped what a peer frees. All of it is released, and
+// what the ranks do alike works.
+func TestRanksFreeDifferentMemory(t *testing.T) {
+	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, _ bool) error {
+		var both [2]backend.Allocation
+		var numbers [2]string
+		for i := range both {
+			var err error
+			if both[i], err = m.Allocate(ctx, 100, ""); err != nil {
+				return err
+			}
+			w, err := m.Rendezvous(ctx, both[i], memory.Record{})
+			if err != nil {
+				return err
+			}
+			numbers[i] = fmt.Sprintf("what rendezvous %d has mapped", w.Number())
+		}
+		for _, i := range []int{m.Group().Rank() % 2, 1 - m.Group().Rank()%2} {
+			err := m.Free(ctx, both[i])
+			mismatch, ok := errors.AsType[*group.MismatchError](err)
+			if !ok || !strings.Contains(mismatch.Error(), numbers[0]) || !strings.Contains(mismatch.Error(), numbers[1]) {
+				return fmt.Errorf("freeing different memory: %w", err)
+			}
+			if m.Holds(both[i]) {
+				return errors.New("it is still there")
+			}
+		}
+		a, err := m.Allocate(ctx, 100, "")
+		if err != nil {
+			return err
+		}
+		if _, err = m.Rendezvous(ctx, a, memory.Record{}); err != nil {
+			return err
+		}
+		return m.Free(ctx, a)
+	})
+}
+
 // TestOneRankHasNoSignals: signals of the memory and of plans are there on all ranks or on none.
 func TestOneRankHasNoSignals(t *testing.T) {
 	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
