@@ -204,6 +204,22 @@ func TestJobRankDies(t *testing.T) {
 	assert.Contains(t, ranks[2].err, "symmem: rank 2: ")
 }
 
+// TestJobCannotWrite: a file that rank 0 cannot write is refused on every rank, with the same words, before anything is measured.
+func TestJobCannotWrite(t *testing.T) {
+	for _, flag := range []string{"--output", "--plot"} {
+		id, port := newJob(t)
+		missing := filepath.Join(t.TempDir(), "missing", "results.png")
+		ranks := ranksOf(t, 2, func(rank int) []string { return jobs["torchrun"](rank, 2, id, port) },
+			same("bench", "--backend", "host", "--sizes", "1K", "--kind", "all_reduce", "--reps", "1", "--peer", "none", "--timeout", "5s", flag, missing))
+		for rank, r := range ranks {
+			assert.Equal(t, exit.Usage, r.status, "rank %d: %s", rank, r.err)
+			assert.Contains(t, r.err, "failed: rank 0: "+flag+": ")
+			assert.Contains(t, r.err, filepath.Dir(missing))
+			assert.Empty(t, r.out)
+		}
+	}
+}
+
 // TestJobHangs: a rank that hangs in a library ends by itself, with its stacks.
 func TestJobHangs(t *testing.T) {
 	t.Parallel() // it waits for the most part

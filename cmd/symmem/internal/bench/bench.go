@@ -25,6 +25,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/group"
 )
 
 // RankCommand is the hidden sub-command of the ranks, which calls Rank. The value of its flag SpecFlag is a measure.Spec in
@@ -75,17 +76,26 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 			o.OutputFile, o.PlotFile = "", "" // rank 0 writes them
 		}
 	}
-	// If a file cannot be written, the time to say so is before measuring.
-	outputs, err := planOutputs(o)
-	if err != nil {
-		return err
+	// If a file cannot be written, the time to say so is before measuring. In a job the others hear of it when they meet: if rank 0 only ended, they would wait for it.
+	outputs, unwritable := planOutputs(o)
+	if unwritable != nil && job == nil {
+		return unwritable
 	}
 
 	report := Report{Version: build.Read(), Date: time.Now().UTC().Truncate(time.Second), Machine: machine.Read(),
 		Command: cmdline(command, flags), Rows: []measure.Row{}}
 	show := terminal.NewProgress(p.Err)
+	var refused error // on every rank of a job, if rank 0 cannot write the files
 	measured := func(preferences []string, hear func(fleet.Message)) (*fleet.End, error) {
 		return job.Run(ctx, preferences, hear, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
+			err := r.Group().Vote(ctx, "writing the results", unwritable)
+			if _, voted := errors.AsType[*group.VoteError](err); voted {
+				refused = err
+				return errors.Join(err, r.Close(ctx)) // the ranks are at one place; if rank 0 went now, others might not hear why
+			}
+			if err != nil {
+				return err
+			}
 			return measure.Run(ctx, r, spec, teller{rep})
 		})
 	}
@@ -138,6 +148,8 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 		case err != nil:
 		case end.Interrupted != nil:
 			err = &exit.Error{Status: launch.SignalStatus(end.Interrupted), Err: errors.New("interrupted")}
+		case refused != nil:
+			err = exit.UsageError(fmt.Errorf("rank %d: %w", job.Launch.Rank, refused))
 		case end.Failure != "" && job != nil:
 			err = job.Fail(fmt.Sprintf("measuring backend %s: %s", end.Backend, end.Failure))
 		case end.Failure != "":
@@ -160,6 +172,9 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	}
 	if job != nil && job.Launch.Rank != 0 {
 		return nil
+	}
+	if unwritable != nil { // no backend could be used, so the ranks have not met
+		return unwritable
 	}
 	return report.write(p.Out, o, outputs)
 }
