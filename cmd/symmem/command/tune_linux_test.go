@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -90,6 +91,28 @@ func TestTune(t *testing.T) {
 	r = call(t, "", environ(), "doctor", "--backend", "host", "--tuning", file)
 	assert.Equal(t, exit.Failure, r.status)
 	assert.Contains(t, r.out, "no program starts")
+}
+
+// TestTuneAtOnce: of two that measure at the same time and have one file none loses the rules of the other.
+func TestTuneAtOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "tuning.json")
+	ends := make(chan result, 2)
+	for _, ranks := range []string{"2", "3"} {
+		go func() {
+			var out, errOut syncBuffer
+			status := run(t.Context(), []string{"tune", "--backend", "host", "--sizes", "1K", "--kind", "broadcast", "--reps", "3", "-n", ranks, "--output", file},
+				strings.NewReader(""), &out, &errOut, environ())
+			ends <- result{status: status, out: out.String(), err: errOut.String()}
+		}()
+	}
+	for range 2 {
+		r := <-ends
+		require.Equal(t, exit.OK, r.status, r.err)
+	}
+	table, _, err := tuning.Read(file)
+	require.NoError(t, err)
+	assert.True(t, table.Covers(2))
+	assert.True(t, table.Covers(3))
 }
 
 // TestTuneKeepsFiles: where nothing is measured, or it is of something else, the file stays as it was.

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 )
 
 // File is a file to be written at the end of a command. What is there stays as it is until then.
@@ -86,12 +87,27 @@ func (f *File) Write(text []byte) error {
 	if !f.regular {
 		return f.overwrite(text)
 	}
+	temp, err := f.beside(text)
+	if temp == "" && f.there && errors.Is(err, fs.ErrPermission) {
+		return f.overwrite(text)
+	}
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(temp, f.path); err != nil {
+		if removed := os.Remove(temp); !f.there || removed != nil {
+			return errors.Join(err, removed)
+		}
+		return f.overwrite(text)
+	}
+	return nil
+}
+
+// beside writes a file beside the one that is to be written, and returns its path, "" if none could be made. After an error none is left.
+func (f *File) beside(text []byte) (path string, err error) {
 	temp, err := f.create()
 	if err != nil {
-		if f.there && errors.Is(err, fs.ErrPermission) {
-			return f.overwrite(text)
-		}
-		return err
+		return "", err
 	}
 	_, err = temp.Write(text)
 	if err == nil && f.there {
@@ -101,15 +117,97 @@ func (f *File) Write(text []byte) error {
 		err = temp.Sync()
 	}
 	if err = errors.Join(err, temp.Close()); err != nil {
-		return errors.Join(err, os.Remove(temp.Name()))
+		err = errors.Join(err, os.Remove(temp.Name()))
 	}
-	if err := os.Rename(temp.Name(), f.path); err != nil {
-		if removed := os.Remove(temp.Name()); !f.there || removed != nil {
-			return errors.Join(err, removed)
+	return temp.Name(), err
+}
+
+// BusyError says that a file is locked.
+type BusyError struct {
+	Path string
+	For  time.Duration // how long was waited for it
+}
+
+// Error names the file, how long was waited and what to do next.
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("%s is locked by another process, and was for %v; end that (fuser -v names it) and try again, or name another file", e.Path, e.For)
+}
+
+// errLocked says that a lock is another's.
+var errLocked = errors.New("locked by another process")
+
+// Update writes the file, as Write does, with a text that is made of what is in it then: of several that update one file none loses what another has
+// written. make is given the path of the file, "" where it is not there or not a regular one, and may be called again if another was faster. Update waits at most
+// patience for others, and is a *BusyError then. Where the file system has no locks, two that write at the same moment are not told.
+func (f *File) Update(patience time.Duration, make func(path string) ([]byte, error)) error {
+	if !f.regular {
+		text, err := make("")
+		if err != nil {
+			return err
 		}
 		return f.overwrite(text)
 	}
-	return nil
+	for deadline := time.Now().Add(patience); ; {
+		done, err := f.update(deadline, make)
+		if errors.Is(err, errLocked) || err == nil && !done && time.Now().After(deadline) {
+			return &BusyError{Path: f.path, For: patience}
+		}
+		if done || err != nil {
+			return err
+		}
+	}
+}
+
+// update tries once. done is false if another was faster.
+func (f *File) update(deadline time.Time, make func(path string) ([]byte, error)) (done bool, err error) {
+	there, err := os.OpenFile(f.path, os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return f.begin(make)
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, there.Close()) }() // which unlocks it
+	if err := lock(there, deadline); err != nil {
+		return false, err
+	}
+	info, err := there.Stat()
+	if err != nil {
+		return false, err
+	}
+	if now, err := os.Stat(f.path); err != nil || !os.SameFile(info, now) {
+		return false, nil // another has taken its place while this one waited; an error is that of the next try
+	}
+	f.there, f.mode = true, info.Mode().Perm()
+	text, err := make(f.path)
+	if err != nil {
+		return false, err
+	}
+	return true, f.Write(text)
+}
+
+// begin makes the file. done is false if it has come to be meanwhile.
+func (f *File) begin(make func(path string) ([]byte, error)) (done bool, err error) {
+	f.there = false
+	text, err := make("")
+	if err != nil {
+		return false, err
+	}
+	temp, err := f.beside(text)
+	if err != nil {
+		return false, err
+	}
+	err = os.Link(temp, f.path) // unlike a rename it replaces nothing
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		if err = os.Rename(temp, f.path); err == nil { // a file system without links
+			return true, nil
+		}
+	}
+	removed := os.Remove(temp)
+	if errors.Is(err, fs.ErrExist) {
+		return false, removed
+	}
+	return err == nil, errors.Join(err, removed)
 }
 
 // overwrite writes into the file that is there.

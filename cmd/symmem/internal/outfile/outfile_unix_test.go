@@ -3,11 +3,14 @@
 package outfile
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -138,6 +141,68 @@ func TestFullDisk(t *testing.T) {
 	err = f.Write(make([]byte, 1000))
 	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &was))
 	require.ErrorIs(t, err, syscall.EFBIG)
+	assert.Equal(t, "precious", content(t, path))
+	only(t, dir, "x")
+}
+
+// TestUpdate: several that update one file at once lose nothing of each other's, whether it was there before or not, and a link to it stays one.
+func TestUpdate(t *testing.T) {
+	const writers, rounds = 4, 8
+	for name, before := range map[string]bool{"new": false, "there": true} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path, link := filepath.Join(dir, "x"), filepath.Join(dir, "link")
+			require.NoError(t, os.Symlink("x", link))
+			if before {
+				require.NoError(t, os.WriteFile(path, []byte("first\n"), 0o600))
+			}
+			errs := make(chan error, writers)
+			for i := range writers {
+				f, err := Plan(link)
+				require.NoError(t, err)
+				go func() {
+					var err error
+					for n := 0; n < rounds && err == nil; n++ {
+						err = f.Update(time.Minute, func(path string) ([]byte, error) {
+							if path == "" {
+								return fmt.Appendf(nil, "%d %d\n", i, n), nil
+							}
+							old, err := os.ReadFile(path)
+							return fmt.Appendf(old, "%d %d\n", i, n), err
+						})
+					}
+					errs <- err
+				}()
+			}
+			for range writers {
+				require.NoError(t, <-errs)
+			}
+			lines := strings.Fields(strings.ReplaceAll(content(t, link), " ", "."))
+			for i := range writers {
+				for n := range rounds {
+					assert.Contains(t, lines, fmt.Sprintf("%d.%d", i, n))
+				}
+			}
+			only(t, dir, "x", "link")
+		})
+	}
+}
+
+// TestUpdateBusy: a lock that is not given back is waited for within bounds, and nothing is written.
+func TestUpdateBusy(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "x")
+	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
+	f, err := Plan(path)
+	require.NoError(t, err)
+	held, err := os.Open(path)
+	require.NoError(t, err)
+	defer func() { _ = held.Close() }()
+	require.NoError(t, syscall.Flock(int(held.Fd()), syscall.LOCK_EX))
+	err = f.Update(20*time.Millisecond, func(string) ([]byte, error) { return []byte("worthless"), nil })
+	var busy *BusyError
+	require.ErrorAs(t, err, &busy)
+	assert.ErrorContains(t, err, path+" is locked by another process, and was for 20ms")
 	assert.Equal(t, "precious", content(t, path))
 	only(t, dir, "x")
 }

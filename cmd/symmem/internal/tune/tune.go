@@ -66,7 +66,7 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	if err := fleet.AloneHere("tune", p, cfg); err != nil {
 		return err
 	}
-	output, old, err := kept(o.OutputFile)
+	output, err := kept(o.OutputFile)
 	if err != nil {
 		return err
 	}
@@ -134,23 +134,34 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 			table.Rules[i].Source = tuning.Estimated
 		}
 	}
-	if old != nil {
-		if !slices.Equal(old.Devices, table.Devices) || old.Link != table.Link {
-			return errors.Join(err, fmt.Errorf("--output names a table of %q over %s, and this machine has %q over %s: name another file", old.Devices, old.Link, table.Devices, table.Link))
+	var text []byte // of the table, with the rules of the file that stay
+	merged := func(path string) (_ []byte, err error) {
+		table := table
+		if path != "" {
+			old, _, err := tuning.Read(path)
+			if err != nil {
+				return nil, err
+			}
+			if !slices.Equal(old.Devices, table.Devices) || old.Link != table.Link {
+				return nil, fmt.Errorf("it is a table of %q over %s, and this machine has %q over %s: name another file", old.Devices, old.Link, table.Devices, table.Link)
+			}
+			table = old.Merge(table)
 		}
-		table = old.Merge(table)
-	}
-	text, textErr := table.Text()
-	if textErr == nil {
-		_, textErr = tuning.Parse("that was made", text) // nobody gets a file that would be refused
-	}
-	if textErr != nil {
-		return errors.Join(err, textErr)
+		if text, err = table.Text(); err == nil {
+			_, err = tuning.Parse("that was made", text) // nobody gets a file that would be refused
+		}
+		return text, err
 	}
 	whole := err == nil
 	if whole && output != nil { // first: where nobody reads the standard output any more, writing to it ends the process
-		if err = output.Write(text); err != nil {
+		if err = output.Update(lockTime, merged); err != nil {
 			err = fmt.Errorf("--output: %w", err)
+		}
+	}
+	if whole && text == nil { // without a file, or where that cannot be had: what was measured took long, and is not thrown away
+		var textErr error
+		if _, textErr = merged(""); textErr != nil {
+			return errors.Join(err, textErr)
 		}
 	}
 	written := whole && err == nil && output != nil
@@ -176,21 +187,23 @@ func describe(m *measure.TunedMachine) string {
 	return fmt.Sprintf("%d ranks of %s, %s with %s, %s %s, backend %s", m.Ranks, strings.Join(m.Devices, " and "), host.Processor(), host.CoreCount(), host.OS, host.Kernel, m.Backend)
 }
 
-// kept reads the table that is in the file already, whose rules for other numbers of ranks stay, and sees that a file can be written there. If not, the time to say so is
-// before measuring.
-func kept(path string) (*outfile.File, *tuning.Table, error) {
+// lockTime is how long tune waits for another one that writes the same file, which takes a moment.
+const lockTime = 30 * time.Second
+
+// kept sees that the table that is in the file already can be read, whose rules for other numbers of ranks stay, and that a file can be written there. If not, the time to
+// say so is before measuring.
+func kept(path string) (*outfile.File, error) {
 	if path == "" {
-		return nil, nil, nil
+		return nil, nil
 	}
 	to, err := outfile.Plan(path)
-	var old *tuning.Table
 	if err == nil && to.Regular() {
-		old, _, err = tuning.Read(path)
+		_, _, err = tuning.Read(path)
 	}
 	if err != nil {
-		return nil, nil, exit.UsageError(fmt.Errorf("--output: %w", err))
+		return nil, exit.UsageError(fmt.Errorf("--output: %w", err))
 	}
-	return to, old, nil
+	return to, nil
 }
 
 // cmdline returns the command with the flags that were used, without the token.
