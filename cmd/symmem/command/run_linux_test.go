@@ -556,6 +556,23 @@ func TestRunLeavesNoGrandchildren(t *testing.T) {
 	}
 }
 
+// TestRunSparesEarlierChildren: a killed launcher takes with it what its ranks have started, and nothing that the process had started before it became the command.
+func TestRunSparesEarlierChildren(t *testing.T) {
+	path, err := os.Executable()
+	require.NoError(t, err)
+	mark, early := marker(), marker()
+	// The shell starts another program in the background, and becomes the command.
+	c := startProgram(t, environ(mark), "sh", "-c", `env "$2" sleep 300 >/dev/null 2>&1 & exec "$1" run -n 1 sh -c "echo ready; exec sleep 300"`, "sh", path, early)
+	c.awaitOutput(t, "ready", 1)
+	require.Eventually(t, func() bool { return len(marked(t, early)) == 1 }, patience, 5*time.Millisecond)
+	server := marked(t, early)[0]
+	defer func() { _ = syscall.Kill(server, syscall.SIGKILL) }()
+	require.NoError(t, syscall.Kill(launcherOf(t, c, mark), syscall.SIGKILL))
+	assert.Equal(t, 137, c.status(t))
+	assert.Equal(t, []int{server}, marked(t, early), "it is still there")
+	assertGone(t, mark)
+}
+
 // stopAndKill lets the launcher see only after everything has happened that the command is gone.
 func stopAndKill(t *testing.T, c *command, launcher int) {
 	require.NoError(t, syscall.Kill(launcher, syscall.SIGSTOP))

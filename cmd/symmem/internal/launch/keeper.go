@@ -20,7 +20,8 @@ import (
 // On Linux, where orphans can be handed to an ancestor that asks for them, `symmem run` is two processes: the one that the user
 // started, and the launcher, which it starts in a process group of its own. When one is killed, the other ends everything that is
 // left. The launcher is an ancestor of everything that the ranks start, and a pipe tells it when the first process is gone. The first
-// process inherits what a killed launcher leaves behind.
+// process inherits what a killed launcher leaves behind. It leaves alone the children that it had before it was the command, which a script
+// that ends with exec may have started; of what those leave behind it cannot tell that it is not a rank's.
 
 // sweepTime bounds killing what is left. Only a process that the kernel cannot kill at the moment takes longer.
 const sweepTime = 10 * time.Second
@@ -38,6 +39,7 @@ func Keep(ctx context.Context, p *process.Process, name string, grace time.Durat
 	if err != nil {
 		return err
 	}
+	earlier := knownChildren()
 	if err := adoptOrphans(); err != nil {
 		return err
 	}
@@ -76,13 +78,14 @@ func Keep(ctx context.Context, p *process.Process, name string, grace time.Durat
 			hangs := time.AfterFunc(grace+sweepTime+drainTime, func() { _ = cmd.Process.Kill() })
 			defer hangs.Stop()
 		case err := <-ended:
-			return launcherEnd(cmd, err)
+			return launcherEnd(cmd, err, earlier)
 		}
 	}
 }
 
-// launcherEnd turns the end of the launcher into that of this command. The launcher has reported its own errors, unless it was killed.
-func launcherEnd(cmd *exec.Cmd, err error) error {
+// launcherEnd turns the end of the launcher into that of this command. The launcher has reported its own errors, unless it was killed. earlier are the children that
+// this process had before.
+func launcherEnd(cmd *exec.Cmd, err error, earlier known) error {
 	if cmd.ProcessState == nil {
 		return fmt.Errorf("waiting for the launcher: %w", err)
 	}
@@ -90,7 +93,7 @@ func launcherEnd(cmd *exec.Cmd, err error) error {
 	_, isStatus := errors.AsType[*exec.ExitError](err)
 	switch {
 	case sig != nil:
-		sweep(nil)
+		sweep(nil, earlier)
 		return &exit.Error{Status: SignalStatus(sig),
 			Err: fmt.Errorf("the launcher (process %d) was ended by signal %d (%v); what it had started was ended", cmd.Process.Pid, signalNumber(sig), sig)}
 	case err != nil && !isStatus:
@@ -127,7 +130,7 @@ func Kept(fd int) (children *Family, release func(), err error) {
 			return // nobody can tell when that process goes; its own sweep is left
 		}
 		children.mu.Lock() // nothing is started any more
-		sweep(children)
+		sweep(children, known{})
 		os.Exit(exit.Failure) // the ranks are gone, and nobody waits for an answer
 	}()
 	stopReaping := children.reap()
@@ -136,7 +139,7 @@ func Kept(fd int) (children *Family, release func(), err error) {
 		_ = pipe.Close()
 		stopReaping()
 		children.mu.Lock()
-		sweep(children)
+		sweep(children, known{})
 		children.mu.Unlock()
 	}, nil
 }

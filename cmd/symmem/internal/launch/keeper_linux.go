@@ -42,7 +42,28 @@ func closeOnExec(fd int) error {
 // child is a child of this process.
 type child struct {
 	pid    int
-	zombie bool // it has ended, and nobody has waited for it
+	zombie bool   // it has ended, and nobody has waited for it
+	began  string // when it was started, in ticks since the system was: no two processes have that and the number
+}
+
+// known are processes that were there before a launcher was started.
+type known map[child]bool
+
+// has reports whether a child is one of them.
+func (k known) has(c child) bool {
+	c.zombie = false
+	return k[c]
+}
+
+// knownChildren returns the children that this process has. It may have become the command by exec, as at the end of a shell script that had
+// started others in the background.
+func knownChildren() known {
+	k := known{}
+	for _, c := range childProcesses() {
+		c.zombie = false
+		k[c] = true
+	}
+	return k
 }
 
 // childProcesses lists the children of this process that /proc shows.
@@ -54,35 +75,37 @@ func childProcesses() []child {
 		if err != nil {
 			continue
 		}
-		if state, parent, ok := readStat(path); ok && parent == os.Getpid() {
-			all = append(all, child{pid: pid, zombie: state == "Z" || state == "X"})
+		if state, parent, began, ok := readStat(path); ok && parent == os.Getpid() {
+			all = append(all, child{pid: pid, zombie: state == "Z" || state == "X", began: began})
 		}
 	}
 	return all
 }
 
-// readStat reads the state and the parent of a process. ok is false if the process is gone.
-func readStat(path string) (state string, parent int, ok bool) {
+// readStat reads the state and the parent of a process, and when it began. ok is false if the process is gone.
+func readStat(path string) (state string, parent int, began string, ok bool) {
+	const startTime = 22 - 3 // of the fields in the manual, which counts from 1, without the number and the name
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return "", 0, false
+		return "", 0, "", false
 	}
 	// The name of the program, in parentheses, may contain anything.
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	if len(fields) < 2 {
-		return "", 0, false
+	if len(fields) <= startTime {
+		return "", 0, "", false
 	}
 	parent, err = strconv.Atoi(fields[1])
-	return fields[0], parent, err == nil
+	return fields[0], parent, fields[startTime], err == nil
 }
 
-// sweep kills all children of this process, and their children as it inherits them, until none is left. It reaps those that nobody
+// sweep kills all children of this process but those to be spared, and their children as it inherits them, until none is left. It reaps those that nobody
 // else waits for. The caller holds the family's mutex.
-func sweep(of *Family) {
+func sweep(of *Family, spared known) {
 	for deadline := time.Now().Add(sweepTime); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		left := 0
 		for _, c := range childProcesses() {
 			switch {
+			case spared.has(c):
 			case !c.zombie:
 				left++
 				killChild(c.pid)
@@ -103,7 +126,7 @@ func killChild(pid int) {
 	if err != nil {
 		return // it has ended
 	}
-	if _, parent, ok := readStat(fmt.Sprintf("/proc/%d/stat", pid)); ok && parent == os.Getpid() {
+	if _, parent, _, ok := readStat(fmt.Sprintf("/proc/%d/stat", pid)); ok && parent == os.Getpid() {
 		_ = p.Kill() // the next look tells whether it has ended
 	}
 	_ = p.Release()
