@@ -900,3 +900,48 @@ func TestCloseBehindASub(t *testing.T) {
 	}
 	require.NoError(t, g.Wait())
 }
+
+// TestCloseBesideASubsClose: a Close that comes while another goroutine closes a sub-group waits for that, whose memory is on the device that it closes.
+func TestCloseBesideASubsClose(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ranks, err := symmem.OpenLocal(ctx, 2, config.Default(), nobody)
+	require.NoError(t, err)
+	alone := make(chan struct{})
+	var g errgroup.Group
+	for _, r := range ranks {
+		g.Go(func() error {
+			s, err := r.Sub(ctx, []int{0, 1})
+			if err != nil {
+				return err
+			}
+			x, err := s.Zeros(ctx, tensor.Float32, 16)
+			if err != nil {
+				return err
+			}
+			if err := x.Rendezvous(ctx); err != nil {
+				return err
+			}
+			if r.Rank() == 1 {
+				<-alone
+				return errors.Join(s.Close(ctx), r.Close(ctx))
+			}
+			var sub errgroup.Group
+			sub.Go(func() error { return s.Close(ctx) })
+			for s.Open() {
+				time.Sleep(time.Millisecond)
+			}
+			// The other rank does not come yet: who waits only for a time gives up, and may close again.
+			brief, end := context.WithTimeout(ctx, 20*time.Millisecond)
+			defer end()
+			early := r.Close(brief)
+			time.AfterFunc(20*time.Millisecond, func() { close(alone) })
+			closed := r.Close(ctx)
+			if s.Group().Err() == nil {
+				closed = errors.Join(closed, errors.New("the rank was closed before its sub-group"))
+			}
+			return errors.Join(wantIs(early, context.DeadlineExceeded), closed, sub.Wait())
+		})
+	}
+	require.NoError(t, g.Wait())
+}

@@ -63,10 +63,11 @@ type Rank struct {
 	timeout  time.Duration // of Close, when its context has no deadline
 	calls    *planCache
 
-	mu     sync.Mutex
-	closed bool
-	parent *Rank
-	subs   []*Rank
+	mu      sync.Mutex
+	closed  bool
+	closing chan struct{} // closed when the Close that is under way has returned; nil if none is
+	parent  *Rank
+	subs    []*Rank
 
 	making   int           // sub-groups that are being made
 	subsMade chan struct{} // closed when there are none
@@ -242,7 +243,7 @@ func (r *Rank) awaitSubs(ctx context.Context) error {
 }
 
 // Close releases everything and leaves the group. Collective. Sub-groups and tensors that were not closed are logged as leaks and closed, the
-// youngest sub-group first. If ctx ends while the rank's device still works on symmetric memory, or an earlier collective call is under way, what is left is kept: close
+// youngest sub-group first; one that another goroutine is closing is waited for. If ctx ends while the rank's device still works on symmetric memory, or an earlier collective call is under way, what is left is kept: close
 // again. The others are told that, for which Close waits up to 5 seconds for them. Otherwise the rank is closed whatever the error says. A second Close returns ErrClosed.
 func (r *Rank) Close(ctx context.Context) error {
 	if err := r.made("Close"); err != nil {
@@ -251,13 +252,62 @@ func (r *Rank) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
-	r.mu.Lock()
-	if r.closed {
-		r.mu.Unlock()
+	end := r.beginClose()
+	if end == nil {
 		return fmt.Errorf("closing rank %d: %w", r.Rank(), ErrClosed)
 	}
-	r.closed = true
-	r.mu.Unlock()
+	defer end()
+	return r.close(ctx)
+}
+
+// beginClose notes that the rank is being closed, and end that this is over. end is nil if it was closed before, or is being closed.
+func (r *Rank) beginClose() (end func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil
+	}
+	over := make(chan struct{})
+	r.closed, r.closing = true, over
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.closing == over { // else what was kept is being closed again
+			r.closing = nil
+		}
+		close(over)
+	}
+}
+
+// closeSub closes a sub-group that was not closed, or waits for another goroutine that closes it: it has the device, and memory there. kept is why it is
+// still there, and err what else has gone wrong.
+func (r *Rank) closeSub(ctx context.Context, s *Rank) (err, kept error) {
+	for {
+		if end := s.beginClose(); end != nil {
+			r.log.Warn("a sub-group was not closed before its parent", "group", s.group.Name(), "rank", s.Rank())
+			err := s.close(ctx)
+			end()
+			if s.open() {
+				return nil, err
+			}
+			return err, nil
+		}
+		s.mu.Lock()
+		closing := s.closing
+		s.mu.Unlock()
+		if closing == nil {
+			return nil, nil
+		}
+		select {
+		case <-closing: // who closes it has the error; what was kept is closed here
+		case <-ctx.Done():
+			return nil, fmt.Errorf("sub-group %s is still being closed: %w", s.group.Name(), ctx.Err())
+		}
+	}
+}
+
+// close is Close, after beginClose.
+func (r *Rank) close(ctx context.Context) error {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, r.timeout)
@@ -284,10 +334,9 @@ func (r *Rank) Close(ctx context.Context) error {
 		subs := slices.Clone(r.subs) // each takes itself out of the list
 		r.mu.Unlock()
 		for _, s := range slices.Backward(subs) {
-			r.log.Warn("a sub-group was not closed before its parent", "group", s.group.Name(), "rank", s.Rank())
-			subErr := s.Close(ctx)
-			if s.open() {
-				return subErr // it has the device, and memory there
+			subErr, kept := r.closeSub(ctx, s)
+			if kept != nil {
+				return kept
 			}
 			err = errors.Join(err, subErr)
 		}
