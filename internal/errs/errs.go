@@ -6,6 +6,7 @@ package errs
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // The conditions that a caller may act on. Public packages re-export these values; compare with errors.Is.
@@ -59,7 +60,7 @@ func (e *ArgumentError) Error() string {
 	if value == nil {
 		value = "nil"
 	}
-	text := fmt.Sprintf("%s: %s is %v", e.Op, e.Arg, value)
+	text := fmt.Sprintf("%s: %s is %s", e.Op, e.Arg, brief(fmt.Sprint(value)))
 	if e.Allowed != "" {
 		text += "; allowed: " + e.Allowed
 	}
@@ -67,6 +68,18 @@ func (e *ArgumentError) Error() string {
 		text += "; " + e.Advice
 	}
 	return text
+}
+
+// maxValue is how many bytes of a value a text has. Values come from environments and files, where a mistake may be megabytes long.
+const maxValue = 1000
+
+// brief is a text with no more of its beginning than can be read, and how long it is.
+func brief(text string) string {
+	if len(text) <= maxValue {
+		return text
+	}
+	const shown = 200
+	return fmt.Sprintf("%s… (%d bytes)", strings.ToValidUTF8(text[:shown], ""), len(text))
 }
 
 // Is reports that an ArgumentError is an ErrInvalid.

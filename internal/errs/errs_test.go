@@ -3,6 +3,7 @@ package errs
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -35,6 +36,13 @@ func TestArgumentErrorTexts(t *testing.T) {
 		require.EqualError(t, err, want)
 		require.ErrorIs(t, err, ErrInvalid)
 	}
+}
+
+// TestArgumentErrorClips: a value that is too long to be read is named by its beginning and its length.
+func TestArgumentErrorClips(t *testing.T) {
+	assert.EqualError(t, Invalid("F", "x", strings.Repeat("a", 199)+strings.Repeat("é", 1<<19), "y"), "F: x is "+strings.Repeat("a", 199)+"… (1048775 bytes); allowed: y")
+	short := strings.Repeat("b", 1000)
+	assert.EqualError(t, Invalid("F", "x", short, "y"), "F: x is "+short+"; allowed: y")
 }
 
 func TestReasons(t *testing.T) {
