@@ -47,8 +47,12 @@ func DidYouMean(value string, allowed []string) string {
 	return ""
 }
 
-// Flag adds a suggestion to the error of an unknown flag. It returns any other error unchanged.
+// Flag adds a suggestion to the error of an unknown flag, and says what is allowed to that of a flag whose value cannot be read. It returns any other error
+// unchanged.
 func Flag(cmd *cobra.Command, err error) error {
+	if wrong, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		return value(wrong)
+	}
 	unknown, ok := errors.AsType[*pflag.NotExistError](err)
 	if !ok {
 		return err
@@ -63,4 +67,28 @@ func Flag(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w (did you mean --%s?)", err, meant)
 	}
 	return err
+}
+
+// forms are what the values of flags look like, by their types, whose own errors name functions of Go's library. Other types say it themselves.
+var forms = map[string]string{
+	"int": "a whole number", "uint64": "a whole number from 0", "bool": "true or false", "duration": "a duration with its unit, like 90s or 2m",
+}
+
+// value is the error of a flag whose value cannot be read, with what is allowed and what the flag means, where its bounds are.
+func value(wrong *pflag.InvalidValueError) error {
+	f := wrong.GetFlag()
+	form, ok := forms[f.Value.Type()]
+	if !ok {
+		return wrong
+	}
+	name := "--" + f.Name
+	if f.Shorthand != "" {
+		name = "-" + f.Shorthand + ", " + name
+	}
+	given := wrong.GetValue()
+	const most = 80
+	if len(given) > most {
+		return fmt.Errorf("invalid argument %q… (%d bytes) for %q: allowed is %s (%s)", given[:most], len(given), name, form, f.Usage)
+	}
+	return fmt.Errorf("invalid argument %q for %q: allowed is %s (%s)", given, name, form, f.Usage)
 }
