@@ -85,6 +85,7 @@ func Run(t *testing.T, h Harness) {
 		{"WaitValueTimesOutInAGraph", waitValueTimesOutInAGraph},
 		{"WaitValueEndsWhenAPeerIsLost", waitValueEndsWhenAPeerIsLost},
 		{"WaitValueEndsWhenItsStreamIsClosed", waitValueEndsWhenItsStreamIsClosed},
+		{"LongestWaitTimeout", longestWaitTimeout},
 
 		{"HostWorkHoldsUp", hostWorkHoldsUp},
 		{"HostWorkInOrder", hostWorkInOrder},

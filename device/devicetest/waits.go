@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"math"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -133,4 +134,26 @@ func waitValueEndsWhenItsStreamIsClosed(t *testing.T, h Harness) {
 	require.ErrorAs(t, err, &work)
 	assert.Less(t, time.Since(begin), 20*time.Second)
 	assert.Zero(t, h.Held(d).Streams)
+}
+
+// The longest Duration is no bound at all: it does not wrap around to one that is over.
+func longestWaitTimeout(t *testing.T, h Harness) {
+	d := h.Open(t, Options{WaitTimeout: math.MaxInt64})
+	s, other := newStream(t, d), newStream(t, d)
+	p := alloc(t, d, 4)
+	began := time.Now()
+	hostWork(t, s, &job{gate: func() bool { return time.Since(began) > 100*time.Millisecond }})
+	synchronize(t, s)
+
+	require.NoError(t, s.WaitValue32(p, 1))
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	select {
+	case err := <-closed:
+		require.NoError(t, err, "it waits for what is written later")
+		require.Fail(t, "the stream has ended before its wait")
+	case <-time.After(100 * time.Millisecond):
+	}
+	require.NoError(t, other.WriteValue32(p, 1))
+	require.NoError(t, <-closed)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +16,9 @@ import (
 
 // DefaultWaitTimeout is how long a WaitValue32 may last unless the options say otherwise.
 const DefaultWaitTimeout = 2 * time.Minute
+
+// longestWait bounds WaitTimeout, so that what is added to it does not wrap around: whoever wants no bound gives the longest Duration there is.
+const longestWait time.Duration = math.MaxInt64 / 16
 
 // Options are the options of New. Nil or zero values are the defaults.
 type Options struct {
@@ -79,6 +83,7 @@ func New(opts *Options) (*Device, error) {
 	if o.WaitTimeout == 0 {
 		o.WaitTimeout = DefaultWaitTimeout
 	}
+	o.WaitTimeout = min(o.WaitTimeout, longestWait)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
