@@ -208,25 +208,31 @@ func TestSettingBlocks(t *testing.T) {
 			{collective.Kernel{Fit: func(n int) (int, int) { return n, 256 }}, 9},
 		} {
 			c.kernel.Image, c.kernel.Function = []byte(image), "still"
-			p, err := collective.New(ctx, r.m, collective.Spec{Name: "launch", CUDA: &c.kernel})
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(p.Run(r.s), r.s.Synchronize(ctx)); err != nil {
-				return err
-			}
-			m.Mu.Lock()
-			n := m.launched[r.Rank()].Grid[0]
-			m.Mu.Unlock()
-			if n != c.blocks {
-				return fmt.Errorf("%d blocks, not %d", n, c.blocks)
-			}
-			if err := p.Close(ctx); err != nil {
-				return err
+			step := &collective.Program{Build: func(_ context.Context, b *collective.Builder) error { b.Kernel(&c.kernel); return nil }}
+			for _, spec := range []collective.Spec{{Name: "launch", CUDA: &c.kernel}, {Name: "launch as a step", Program: step}} {
+				p, err := collective.New(ctx, r.m, spec)
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(p.Run(r.s), r.s.Synchronize(ctx)); err != nil {
+					return err
+				}
+				m.Mu.Lock()
+				n := m.launched[r.Rank()].Grid[0]
+				m.Mu.Unlock()
+				if n != c.blocks {
+					return fmt.Errorf("%s: %d blocks, not %d", spec.Name, n, c.blocks)
+				}
+				if err := p.Close(ctx); err != nil {
+					return err
+				}
 			}
 		}
 		k := &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 96, MinBlocks: 10}
-		return r.refused(ctx, collective.Spec{Name: "too few", CUDA: k}, errs.ErrInvalid, "MinBlocks is 10", "at most 9 of 96 threads", "max-blocks")
+		step := &collective.Program{Build: func(_ context.Context, b *collective.Builder) error { b.Kernel(k); return nil }}
+		return errors.Join(
+			r.refused(ctx, collective.Spec{Name: "too few", CUDA: k}, errs.ErrInvalid, "MinBlocks is 10", "at most 9 of 96 threads", "max-blocks"),
+			r.refused(ctx, collective.Spec{Name: "too few in a step", Program: step}, errs.ErrInvalid, "MinBlocks is 10", "at most 9", "max-blocks"))
 	})
 	assert.Empty(t, m.left())
 }

@@ -67,6 +67,7 @@ type programForm struct {
 	plan  *Plan
 	waits []*waiting
 	data  int64 // where the Spec's workspace begins, once it is settled
+	most  int   // blocks that the settings of every rank allow a kernel, once it is settled; 0 is any number
 }
 
 // maxSignals is the most signals of a program, as many as a memory has channels.
@@ -139,6 +140,7 @@ type programWork struct {
 	steps   []step
 	waits   []*waiting                // the kernels that wait for peers
 	faults  []func(f ptx.Fault) error // what makes errors of what kernels write for reasons of their own
+	most    int                       // blocks that the settings of every rank allow a kernel; 0 is any number
 
 	// The stream that sends and waits beside the plan's, or nil.
 	lane   device.Stream
@@ -177,7 +179,7 @@ const (
 
 func (f *programForm) prepare(ctx context.Context, a *Addresses) (_ work, err error) {
 	p, g := f.plan, f.plan.spec.Program
-	w := &programWork{plan: p}
+	w := &programWork{plan: p, most: f.most}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.close())
@@ -423,8 +425,8 @@ func (b *Builder) launch(call string, kind stepKind, l device.PreparedLaunch) {
 	b.add(step{kind: kind, launch: l})
 }
 
-// Kernel adds a CUDA kernel on the plan's stream, which must not wait for peers. Of k, MinBlocks and BlockWorkspace are not used, and Fault counts
-// where the program has Kernels, as [Addresses.Comm] does; Fit is asked for this rank's device.
+// Kernel adds a CUDA kernel on the plan's stream, which must not wait for peers. It has fewer blocks only where the setting max-blocks of a rank allows no more. Of k, BlockWorkspace is
+// not used, and Fault counts where the program has Kernels, as [Addresses.Comm] does; Fit is asked for this rank's device.
 func (b *Builder) Kernel(k *Kernel) {
 	if b.err != nil {
 		return
@@ -458,6 +460,11 @@ func (b *Builder) prepareKernel(k *Kernel) (device.PreparedLaunch, error) {
 	if k.Fit != nil {
 		if blocks, threads = k.Fit(g.Multiprocessors()); blocks < 1 || blocks > math.MaxInt32 || !slices.Contains(threadSizes, threads) {
 			return nil, badFit(blocks, threads)
+		}
+	}
+	if most := b.work.most; most > 0 && blocks > most {
+		if blocks = most; blocks < k.MinBlocks {
+			return nil, errs.Invalid("New", "MinBlocks", k.MinBlocks, fmt.Sprintf("at most %d, which the setting max-blocks of every rank allows", most))
 		}
 	}
 	params, err := k.params(b.Addresses)

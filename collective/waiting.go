@@ -53,38 +53,41 @@ func rising(list []int, rank, size int) bool {
 	return mine
 }
 
-// offerKernels is what this rank's device can do for each of them.
+// programOffer is what a rank says of a program's kernels.
+type programOffer struct {
+	Most  int               `json:"most"`  // blocks of a kernel that the rank's settings allow; 0 is any number
+	Waits []json.RawMessage `json:"waits"` // what its device can do for each of those that wait for peers
+}
+
+// offerKernels is what this rank's device can do for its kernels.
 func (f *programForm) offerKernels() ([]byte, error) {
-	if len(f.waits) == 0 {
-		return nil, nil
-	}
-	var all []json.RawMessage
+	o := programOffer{Most: f.plan.memory.MaxBlocks()}
 	for _, w := range f.waits {
-		o, err := w.offer()
+		own, err := w.offer()
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, o)
+		o.Waits = append(o.Waits, own)
 	}
-	return json.Marshal(all)
+	return json.Marshal(o)
 }
 
 // settleKernels decides how they are launched. Their records stand one behind the other, after so many bytes, as long on every rank as for all ranks, of
 // which each may have another number to wait for.
 func (f *programForm) settleKernels(offers []memory.WorkspaceOffer, at int64) (int64, error) {
-	if len(f.waits) == 0 {
-		return at, nil
-	}
-	all := make([][]json.RawMessage, len(offers))
+	all := make([]programOffer, len(offers))
 	for r, o := range offers {
-		if err := json.Unmarshal(o.Offer, &all[r]); err != nil || len(all[r]) != len(f.waits) {
+		if err := json.Unmarshal(o.Offer, &all[r]); err != nil || len(all[r].Waits) != len(f.waits) {
 			return 0, fmt.Errorf("reading what the device of rank %d can do for %d kernels: %w", r, len(f.waits), cmp.Or(err, error(errs.ErrMismatch)))
+		}
+		if most := all[r].Most; most > 0 && (f.most == 0 || most < f.most) {
+			f.most = most
 		}
 	}
 	for i, w := range f.waits {
 		own := slices.Clone(offers)
 		for r := range own {
-			own[r].Offer = all[r][i]
+			own[r].Offer = all[r].Waits[i]
 		}
 		if _, err := w.settle(own); err != nil {
 			return 0, err

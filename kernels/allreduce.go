@@ -63,7 +63,7 @@ type AllReduceOptions struct {
 	Algorithm Algorithm
 	// MaxBlocks is the most blocks that a kernel of the plan may take on a CUDA device, to leave more room for other work and
 	// for plans on other streams; the same on every rank. 0, the default, is as many as are of use, but at most what leaves room
-	// for a second plan like it. The setting max-blocks bounds all plans. Ignored by forms that are no such kernel.
+	// for a second plan like it. The setting max-blocks bounds all plans. Ignored by forms that launch no kernel of this module.
 	MaxBlocks int
 	// RankOrder keeps the plan to forms that promise the bits of the order of the ranks ([Algorithm.RankOrder]), so that a result does not depend
 	// on the size of the message, on how it was split, or on what else was sent with it. Auto takes none but those then, whatever tables and

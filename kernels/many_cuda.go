@@ -208,7 +208,7 @@ func (m *many) params(at *collective.Addresses) ptx.Params {
 }
 
 // byCopies adds a launch that copies between memory of this rank's device.
-func byCopies(b *collective.Builder, tensors []stretched, dtype tensor.DType) error {
+func byCopies(b *collective.Builder, tensors []stretched, dtype tensor.DType, maxBlocks int) error {
 	kernel := ptx.ManyCopy(dtype.Bytes())
 	image, err := ptx.Image(kernel.File)
 	if err != nil {
@@ -218,7 +218,7 @@ func byCopies(b *collective.Builder, tensors []stretched, dtype tensor.DType) er
 	b.Kernel(&collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
 		Fit: func(multiprocessors int) (int, int) {
-			g := manyGeometry(len(stretches), longest, multiprocessors)
+			g := manyGeometry(len(stretches), longest, multiprocessors).atMost(maxBlocks)
 			return g.blocks, g.threads
 		},
 		Params: func(at *collective.Addresses) []any { return []any{upload(at, stretches)} },

@@ -23,7 +23,7 @@ func (m *many) byTransfers(s *collective.Spec) {
 		}
 		bytes = places[i] + v.In.Bytes()
 	}
-	f := transferForm{allReduce: &allReduce{in: m.parts[0].In, op: m.op}, rank: m.memory.Group().Rank(), size: m.memory.Group().Size(), inWorkspace: true}
+	f := transferForm{allReduce: &allReduce{in: m.parts[0].In, op: m.op, maxBlocks: m.maxBlocks}, rank: m.memory.Group().Rank(), size: m.memory.Group().Size(), inWorkspace: true}
 	f.bytes = alignUp(bytes, manyAlign)
 	f.cut()
 	f.at = f.workspaceBytes()
@@ -49,7 +49,7 @@ func (m *many) byTransfers(s *collective.Spec) {
 // addCopies adds a step that copies between memory of this rank's device.
 func (m *many) addCopies(b *collective.Builder, tensors []stretched) error {
 	if m.memory.Device().Kind() == device.CUDA {
-		return byCopies(b, tensors, m.dtype)
+		return byCopies(b, tensors, m.dtype, m.maxBlocks)
 	}
 	dsts, srcs := make([][]byte, len(tensors)), make([][]byte, len(tensors))
 	for i, t := range tensors {

@@ -24,7 +24,7 @@ type Options struct {
 	// makes the ranks have multicast addresses of the tensors. Auto takes it where a table says so, but of NewReduce and NewReduceScatter it has to be asked for,
 	// since it does not combine in the order of the ranks; OneShot never takes it.
 	Algorithm Algorithm
-	// MaxBlocks is the most blocks that a kernel of the plan may take on a CUDA device, as in AllReduceOptions. Ignored by other forms.
+	// MaxBlocks is the most blocks that a kernel of the plan may take on a CUDA device, as in AllReduceOptions. Ignored by forms that launch none of this module.
 	MaxBlocks int
 	// RankOrder keeps NewReduce and NewReduceScatter to forms that promise the bits of the order of the ranks ([Algorithm.RankOrder]), as it does for NewAllReduce: Auto takes none but
 	// those then, and an Algorithm without the promise is ErrUnsupported. All other collectives that combine have the promise in every form, and ignore it, as do those that

@@ -434,7 +434,7 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 			enter(lap + 2)
 		}
 	}
-	return byCopies(b, []stretched{{in: again, out: heard, bytes: int64(len(unheard))}}, tensor.Uint32)
+	return byCopies(b, []stretched{{in: again, out: heard, bytes: int64(len(unheard))}}, tensor.Uint32, f.maxBlocks)
 }
 
 // entering adds what makes this rank's part of a lap.

@@ -146,7 +146,7 @@ func (r *reduction) byTransfers(s *collective.Spec) {
 	size := r.in.WorldSize()
 	s.Parameters += fmt.Sprintf(", laps of %d bytes, forward %t, ends %d, first byte at %d of 16", f.lap, f.forward, f.ends, f.lead)
 	s.Program = &collective.Program{Build: func(_ context.Context, b *collective.Builder) error {
-		reduce, err := newLocalReduce(b, f.in.Device(), f.in.DType(), f.op, size)
+		reduce, err := newLocalReduce(b, f.in.Device(), f.in.DType(), f.op, size, f.maxBlocks)
 		if err != nil {
 			return err
 		}

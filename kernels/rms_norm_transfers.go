@@ -56,7 +56,7 @@ func (n *norm) byTransfers(s *collective.Spec) {
 	s.Parameters += fmt.Sprintf(", small %t, shards of %d bytes", f.small, f.shard)
 	s.Workspace = f.slot(0, size-1) + alignUp(f.shard, shardAlign)
 	s.Program = &collective.Program{Signals: normSignals, Granted: 1, Build: func(_ context.Context, b *collective.Builder) error {
-		reduce, err := newLocalReduce(b, n.in.Device(), n.in.DType(), Sum, size)
+		reduce, err := newLocalReduce(b, n.in.Device(), n.in.DType(), Sum, size, n.maxBlocks)
 		if err != nil {
 			return err
 		}

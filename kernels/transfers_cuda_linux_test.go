@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
@@ -571,4 +572,51 @@ func chosenOnSimulated(g *group.Group, bytes, left int64, want Algorithm) error 
 		err = fmt.Errorf("%s was chosen in place of %s", p.Algorithm(), want)
 	}
 	return errors.Join(err, p.Close(ctx), x.Close(ctx), m.Close(ctx), g.Close(ctx))
+}
+
+// TestTransfersKeepBlocks: what reduces and copies in a program of transfers has no more blocks than the plan's options allow.
+func TestTransfersKeepBlocks(t *testing.T) {
+	const blocks = 2
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		dev := &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory), atomics: true}
+		b := &simBackend{Backend: near, dev: dev}
+		b.left.Store(math.MaxInt64)
+		m := memory.New(b, g, nil)
+		x, err := tensor.Zeros(ctx, m, tensor.Float32, 1<<18)
+		if err == nil {
+			err = x.Rendezvous(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		opts := Options{Algorithm: Transfers, MaxBlocks: blocks}
+		for _, plan := range []func() (*Plan, error){
+			func() (*Plan, error) {
+				return NewAllReduce(ctx, x, Sum, &AllReduceOptions{Algorithm: Transfers, MaxBlocks: blocks})
+			},
+			func() (*Plan, error) { return NewAllReduceMany(ctx, []Pair{{In: x, Out: x}}, Sum, &opts) },
+			func() (*Plan, error) { return NewReduce(ctx, x, x, Sum, 0, &opts) },
+		} {
+			dev.launches = nil
+			p, err := plan()
+			if err != nil {
+				return err
+			}
+			var most uint32
+			for _, l := range dev.launches {
+				most = max(most, l.grid)
+			}
+			if g.Rank() == 0 && most != blocks || most > blocks { // of a reduce, root combines
+				err = fmt.Errorf("%s: %d blocks, not %d", p, most, blocks)
+			}
+			if err := errors.Join(err, p.Close(ctx)); err != nil {
+				return err
+			}
+		}
+		return errors.Join(x.Close(ctx), m.Close(ctx))
+	}))
 }

@@ -12,7 +12,7 @@ import (
 
 // newReduce makes the reduction for the plan's device: a function that adds a lap to the plan.
 func (f transferForm) newReduce(b *collective.Builder) (func(lap int), error) {
-	reduce, err := newLocalReduce(b, f.in.Device(), f.in.DType(), f.op, f.size)
+	reduce, err := newLocalReduce(b, f.in.Device(), f.in.DType(), f.op, f.size, f.maxBlocks)
 	if err != nil {
 		return nil, err
 	}
@@ -37,9 +37,9 @@ func (f transferForm) sources(b *collective.Builder, lap int) (srcs []device.Ptr
 // this rank's own memory. On CUDA devices, srcs are alike modulo 16.
 type localReduce func(srcs []device.Ptr, dst device.Ptr, n int64)
 
-func newLocalReduce(b *collective.Builder, d device.Device, dtype tensor.DType, op Op, size int) (localReduce, error) {
+func newLocalReduce(b *collective.Builder, d device.Device, dtype tensor.DType, op Op, size, maxBlocks int) (localReduce, error) {
 	if d.Kind() == device.CUDA {
-		return cudaReduce{dtype: dtype, op: op, rank: b.Rank(), size: size, dead: b.Upload(make([]byte, 4))}.prepare(b, d)
+		return cudaReduce{dtype: dtype, op: op, rank: b.Rank(), size: size, dead: b.Upload(make([]byte, 4)), maxBlocks: maxBlocks}.prepare(b, d)
 	}
 	reduce := newReducer(dtype, op, size)
 	if reduce == nil {
