@@ -51,15 +51,16 @@ func (a *Addresses) WorldSize() int {
 	return a.plan.size
 }
 
-// planRank is the number of a rank in the plan. What is no rank stays none.
-func (a *Addresses) planRank(rank int) int {
-	switch {
-	case a.ranks == nil:
-		return rank
-	case rank < 0 || rank >= len(a.ranks):
-		return -1
+// planRank is the number of a rank in the plan; false if there is no such rank, which is kept as the error of a call.
+func (a *Addresses) planRank(call string, rank int) (int, bool) {
+	if n := a.WorldSize(); rank < 0 || rank >= n {
+		a.fail(errs.Invalid(call, "rank", rank, fmt.Sprintf("0 to %d", n-1)))
+		return 0, false
 	}
-	return a.ranks[rank]
+	if a.ranks == nil {
+		return rank, true
+	}
+	return a.ranks[rank], true
 }
 
 // Tensor is the address in this process of the first element of rank's copy of Spec.Tensors[i]; nil for an empty tensor. ErrInvalid for a
@@ -70,10 +71,11 @@ func (a *Addresses) Tensor(i, rank int) device.Ptr {
 		a.fail(errs.Invalid("Addresses.Tensor", "i", i, fmt.Sprintf("the number of one of %d tensors", len(ts))))
 		return 0
 	}
-	if ts[i].Bytes() == 0 {
+	of, ok := a.planRank("Addresses.Tensor", rank)
+	if !ok || ts[i].Bytes() == 0 {
 		return 0
 	}
-	v, err := ts[i].Remote(a.planRank(rank))
+	v, err := ts[i].Remote(of)
 	if err != nil {
 		a.fail(err)
 		return 0
@@ -106,7 +108,11 @@ func (a *Addresses) Workspace(rank int) device.Ptr {
 
 // base is where rank's part of the plan's workspace begins, with flags or pads.
 func (a *Addresses) base(rank int) device.Ptr {
-	at, err := a.plan.workspace.Peer(a.planRank(rank))
+	of, ok := a.planRank("Addresses.Workspace", rank)
+	if !ok {
+		return 0
+	}
+	at, err := a.plan.workspace.Peer(of)
 	if err != nil {
 		a.fail(err)
 		return 0

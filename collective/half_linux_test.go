@@ -17,6 +17,7 @@ import (
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/tensor"
 )
 
 // together makes sure that New fails on every rank without anybody waiting for the rest, and that the ranks are in step after it.
@@ -185,6 +186,37 @@ func TestNoAddressIsNil(t *testing.T) {
 			err = errors.Join(err, fmt.Errorf("the workspace of a rank that does not exist is at %s", got))
 		}
 		return err
+	})
+}
+
+// TestEmptyTensorOfNoRank: a rank that does not exist is refused for an empty tensor as for any other, which has no address on a rank that does.
+func TestEmptyTensorOfNoRank(t *testing.T) {
+	onRanks(t, 2, patience, onHost, func(ctx context.Context, r *rank) error {
+		empty, err := r.tensor(ctx, 0)
+		if err != nil {
+			return err
+		}
+		for _, of := range []int{-1, 2, 1 << 30, 0, 1} {
+			var got device.Ptr
+			spec := collective.Spec{Name: "of no rank", Tensors: []tensor.SymmetricTensor{empty}, Host: func(a *collective.Addresses) (collective.HostKernel, error) {
+				got = a.Tensor(0, of)
+				return func(*collective.HostRun) error { return nil }, nil
+			}}
+			if of < 0 || of > 1 {
+				err = r.refused(ctx, spec, errs.ErrInvalid, fmt.Sprint(of), "0 to 1")
+			} else if p, made := collective.New(ctx, r.m, spec); made != nil {
+				err = made
+			} else {
+				err = p.Close(ctx)
+			}
+			if !got.IsNil() {
+				err = errors.Join(err, fmt.Errorf("an empty tensor is at %s", got))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return empty.Close(ctx)
 	})
 }
 
