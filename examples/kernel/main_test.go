@@ -85,6 +85,22 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// TestNoMatrix: a tensor of one dimension, on one rank or on all, is every rank's error too.
+func TestNoMatrix(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		onRanks(t, "host", 2, func(ctx context.Context, r *symmem.Rank) error {
+			x, hidden, y, weight := zeros(ctx, r, 2, 8), zeros(ctx, r, 2, 8), zeros(ctx, r, 2, 8), zeros(ctx, r, 8)
+			if all || r.Rank() == 1 {
+				x = weight
+			}
+			if _, err := newNorm(ctx, x, hidden, y, weight, epsilon); err == nil || !strings.Contains(err.Error(), "allowed: f32[rows columns]") {
+				return fmt.Errorf("a tensor of one dimension: %v", err)
+			}
+			return nil
+		})
+	}
+}
+
 // TestLate: a rank that does not come ends the others' runs in bounded time, on the CPU and on GPUs.
 func TestLate(t *testing.T) {
 	for backend, world := range map[string]int{"host": 3, "native": 2} {

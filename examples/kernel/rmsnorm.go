@@ -19,7 +19,11 @@ var image []byte
 // newNorm prepares an all-reduce, a residual and an RMSNorm in one: hidden += the sum of all ranks' x, and y = RMSNorm(hidden) * weight. All
 // are float32: x, hidden and y of [rows columns], weight of [columns]. It runs where the tensors are, on GPUs or on the CPU. Collective.
 func newNorm(ctx context.Context, x, hidden, y, weight tensor.SymmetricTensor, epsilon float32) (*collective.Plan, error) {
-	rows, columns := x.Shape()[0], x.Shape()[1]
+	var rows, columns int64
+	matrix := len(x.Shape()) == 2
+	if matrix {
+		rows, columns = x.Shape()[0], x.Shape()[1]
+	}
 	tensors := []tensor.SymmetricTensor{x, hidden, y, weight}
 	spec := collective.Spec{
 		Name:       "all-reduce and RMSNorm",
@@ -38,6 +42,9 @@ func newNorm(ctx context.Context, x, hidden, y, weight tensor.SymmetricTensor, e
 		if t := tensors[i]; t.DType() != tensor.Float32 || columns%4 != 0 || !slices.Equal(t.Shape(), shape) {
 			spec.Failure = fmt.Errorf("%s; allowed: f32%v, and columns in multiples of 4", t, shape)
 		}
+	}
+	if !matrix {
+		spec.Failure = fmt.Errorf("%s; allowed: f32[rows columns]", x) // the others would wait for a rank that ends here
 	}
 	return collective.New(ctx, x.Memory(), spec)
 }
