@@ -119,7 +119,7 @@ func (d *Device) PeerLinks() map[string]bool {
 // links asks the driver about some GPUs.
 func (d *Device) links(about func(gpu) bool) map[string]bool {
 	links := map[string]bool{}
-	if d.drv.DeviceGetP2PAttribute == nil || d.use("PeerLinks") != nil {
+	if d.made("PeerLinks") != nil || d.drv.DeviceGetP2PAttribute == nil || d.use("PeerLinks") != nil {
 		return links
 	}
 	defer d.unuse()

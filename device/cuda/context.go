@@ -4,6 +4,7 @@ import (
 	"runtime"
 
 	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // WithContext calls fn on a locked OS thread with the device's primary context current, and restores what was current before. It is for the caller's
@@ -27,13 +28,27 @@ func (d *Device) use(call string) error {
 			return nil
 		}
 	}
+	if err := d.made(call); err != nil {
+		return err
+	}
 	return closed(call, "device")
 }
 
 // open returns ErrClosed if the device is closed.
 func (d *Device) open(call string) error {
+	if err := d.made(call); err != nil {
+		return err
+	}
 	if d.closing.Load() {
 		return closed(call, "device")
+	}
+	return nil
+}
+
+// made refuses a device that Open did not give.
+func (d *Device) made(call string) error {
+	if d.drv == nil {
+		return errs.Invalid(call, "device", "the zero Device", "one that Open gave")
 	}
 	return nil
 }

@@ -341,6 +341,9 @@ func (d *Device) Attribute(attr int) (int, error) {
 
 // MemInfo returns how much memory the GPU has free and in all, in bytes.
 func (d *Device) MemInfo() (free, total int64, err error) {
+	if err := d.made("MemInfo"); err != nil {
+		return 0, 0, err
+	}
 	if d.drv.MemGetInfo == nil {
 		return 0, 0, d.drv.Require("cuMemGetInfo_v2")
 	}
@@ -433,6 +436,9 @@ func (d *Device) Stats() Stats {
 // context. It returns the errors of work that no Synchronize has returned. What the GPU still works on after WaitTimeout is not released, and that is
 // an error. Close must not be called inside WithContext. A second Close returns ErrClosed.
 func (d *Device) Close() error {
+	if err := d.made("Close"); err != nil {
+		return err
+	}
 	if d.closing.Swap(true) {
 		return closed("Close", "device")
 	}

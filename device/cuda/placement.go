@@ -50,6 +50,9 @@ type Placement struct {
 // nothing more can be known. Any other error is the driver's. The device's context is current, and the driver has cuPointerGetAttribute,
 // cuMemGetAddressRange and the functions of allocation handles.
 func (d *Device) Place(bad *MemoryError) (*Placement, error) {
+	if err := d.made("Place"); err != nil {
+		return nil, err
+	}
 	p, drv := bad.Ptr, d.drv
 	var where cu.MemoryType
 	r := drv.PointerGetAttribute(unsafe.Pointer(&where), cu.PointerMemoryType, p)

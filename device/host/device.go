@@ -113,6 +113,14 @@ func New(opts *Options) (*Device, error) {
 	return d, nil
 }
 
+// made refuses a device that New did not give.
+func (d *Device) made(call string) error {
+	if d.log == nil {
+		return errs.Invalid(call, "device", "the zero Device", "one that New gave")
+	}
+	return nil
+}
+
 // Kind returns device.Host.
 func (d *Device) Kind() device.Kind { return device.Host }
 
@@ -128,6 +136,9 @@ func (d *Device) UUID() string { return d.uuid }
 
 // NewStream returns a new stream. It starts no goroutine before there is work.
 func (d *Device) NewStream() (device.Stream, error) {
+	if err := d.made("NewStream"); err != nil {
+		return nil, err
+	}
 	s := newStream(d)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -140,6 +151,9 @@ func (d *Device) NewStream() (device.Stream, error) {
 
 // NewEvent returns a new event, not yet recorded.
 func (d *Device) NewEvent() (device.Event, error) {
+	if err := d.made("NewEvent"); err != nil {
+		return nil, err
+	}
 	e := &Event{dev: d}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -154,6 +168,9 @@ func (d *Device) NewEvent() (device.Event, error) {
 // streams. For a capturing stream that means what was enqueued before its capture. Work of this device must not call it.
 func (d *Device) Synchronize(ctx context.Context) error {
 	const call = "Synchronize"
+	if err := d.made(call); err != nil {
+		return err
+	}
 	if ctx == nil {
 		return errs.Invalid(call, "ctx", nil, "a context")
 	}
@@ -214,6 +231,9 @@ func (d *Device) Stats() Stats {
 // Close waits for the work of all streams, as long as the package's comment says, and releases streams, events, graphs and memory. Memory of Map
 // stays the caller's. It returns the errors of work that no Synchronize has returned. A second Close returns ErrClosed.
 func (d *Device) Close() error {
+	if err := d.made("Close"); err != nil {
+		return err
+	}
 	d.mu.Lock()
 	if d.closed.Load() {
 		d.mu.Unlock()

@@ -234,6 +234,9 @@ func newMapping(mem, full []byte) *mapping {
 // Alloc returns bytes (> 0) of memory filled with zeros, aligned to 256 bytes at least; on Linux it begins on a page of its
 // own. Free releases it.
 func (d *Device) Alloc(bytes int64) (device.Ptr, error) {
+	if err := d.made("Alloc"); err != nil {
+		return 0, err
+	}
 	const op = "Alloc"
 	if d.closed.Load() {
 		return 0, closed(op, "device")
@@ -273,6 +276,9 @@ func (d *Device) Free(p device.Ptr) error {
 // caller has mapped. It must stay where it is, readable and writable, until Unmap has returned or the device is closed. Map copies nothing, and the
 // memory remains the caller's. The error is ErrInvalid if b is empty or overlaps with memory that the device knows.
 func (d *Device) Map(b []byte) (device.Ptr, error) {
+	if err := d.made("Map"); err != nil {
+		return 0, err
+	}
 	const op = "Map"
 	if d.closed.Load() {
 		return 0, closed(op, "device")
@@ -320,6 +326,9 @@ func (d *Device) CopyToHost(dst []byte, src device.Ptr) error {
 
 // move copies between b and the memory at p.
 func (d *Device) move(op, arg string, p device.Ptr, b []byte, out bool) (err error) {
+	if err := d.made(op); err != nil {
+		return err
+	}
 	if d.closed.Load() {
 		return closed(op, "device")
 	}
