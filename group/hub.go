@@ -838,17 +838,25 @@ func (h *hub) gone() <-chan struct{} {
 }
 
 // attached returns the ranks that are present, ascending.
-func (h *hub) attached() []int { return h.in(rankPresent) }
+func (h *hub) attached() []int {
+	present, _ := h.standing()
+	return present
+}
 
-// in returns the ranks that are in a state, ascending.
-func (h *hub) in(state rankState) []int {
+// standing returns the ranks that are present and those that have not come, each ascending, as they are at one moment: of two looks a rank that comes in
+// between could be in neither.
+func (h *hub) standing() (present, absent []int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	ranks := []int{}
+	present, absent = []int{}, []int{}
 	for i := range h.ranks {
-		if h.ranks[i].state == state {
-			ranks = append(ranks, i)
+		switch h.ranks[i].state {
+		case rankPresent:
+			present = append(present, i)
+		case rankAbsent:
+			absent = append(absent, i)
+		case rankLeft, rankLost:
 		}
 	}
-	return ranks
+	return present, absent
 }

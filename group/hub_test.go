@@ -3,6 +3,8 @@ package group
 import (
 	"bytes"
 	"fmt"
+	"runtime"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -246,4 +248,27 @@ func TestFrames(t *testing.T) {
 		lost: &loss{worldRank: 4, host: "h", pid: 5, reason: "r", groups: []string{"g"}}}
 	require.Equal(t, f, failureFromWire(f.toWire()))
 	require.Nil(t, failureFromWire((*failure)(nil).toWire()))
+}
+
+// TestStandingIsOfOneMoment: a rank that comes while the service looks whether the job is over is seen, as absent or as present. A job of which no rank was either
+// would be over.
+func TestStandingIsOfOneMoment(t *testing.T) {
+	const n = 256
+	for range 20 {
+		h := newHub(n, &defaultLimits)
+		var coming sync.WaitGroup
+		coming.Go(func() {
+			for rank := range n {
+				h.attach(Member{WorldRank: rank}, nil)
+				runtime.Gosched()
+			}
+		})
+		for here := 0; here < n; runtime.Gosched() {
+			present, absent := h.standing()
+			if here = len(present); here+len(absent) != n {
+				t.Fatalf("%d ranks are present and %d absent, of %d", here, len(absent), n)
+			}
+		}
+		coming.Wait()
+	}
 }

@@ -78,7 +78,7 @@ func Serve(ctx context.Context, opts *Options) (err error) {
 			}
 			awaited = nil
 		}
-		present, absent := h.in(rankPresent), h.in(rankAbsent)
+		present, absent := h.standing()
 		switch {
 		case len(present) > 0 || len(absent) == o.WorldSize:
 			alone = time.Time{}
