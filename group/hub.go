@@ -736,6 +736,19 @@ func (h *hub) leave(worldRank int) {
 func (h *hub) lose(worldRank int, reason string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.loseLocked(worldRank, reason)
+}
+
+// loseAwaited declares a rank lost that has not come back from an earlier service. One that has come back since it was looked for stays.
+func (h *hub) loseAwaited(worldRank int, reason string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ranks[worldRank].events == nil {
+		h.loseLocked(worldRank, reason)
+	}
+}
+
+func (h *hub) loseLocked(worldRank int, reason string) {
 	r := &h.ranks[worldRank]
 	if r.state != rankPresent {
 		return

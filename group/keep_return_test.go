@@ -129,3 +129,22 @@ func TestManyGroupsLeftMeanwhile(t *testing.T) {
 	}
 	s.finish(ctx, groups)
 }
+
+// TestRankComesBackAtTheLastMoment: a rank that comes back after the service has looked who is missing, and before it has declared those lost, stays in the job.
+func TestRankComesBackAtTheLastMoment(t *testing.T) {
+	h := newHub(3, &defaultLimits)
+	for rank := range h.ranks { // present, as an earlier service has left them
+		h.ranks[rank] = hubRank{state: rankPresent, session: "join", member: Member{WorldRank: rank}}
+		h.present++
+	}
+	news := &newsReader{losses: map[int]int{}}
+	require.True(t, h.back(0, "join", nil, news, func() {}))
+	missing := h.awaited()
+	require.Equal(t, []int{1, 2}, missing)
+	require.True(t, h.back(1, "join", nil, news, func() {}))
+	for _, rank := range missing {
+		h.loseAwaited(rank, "it has not come back")
+	}
+	require.Equal(t, []int{0, 1}, h.attached())
+	require.Equal(t, map[int]int{2: 2}, news.losses)
+}

@@ -74,7 +74,7 @@ func Serve(ctx context.Context, opts *Options) (err error) {
 	for {
 		if since := time.Since(started); len(awaited) > 0 && since > o.LivenessTimeout+o.returnTime() {
 			for _, rank := range h.awaited() {
-				h.lose(rank, fmt.Sprintf("it has not come back within %v to the rendezvous service that was started again", since.Round(time.Second)))
+				h.loseAwaited(rank, fmt.Sprintf("it has not come back within %v to the rendezvous service that was started again", since.Round(time.Second)))
 			}
 			awaited = nil
 		}
