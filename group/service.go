@@ -677,7 +677,9 @@ func (s *service) silent(late bool) []silentConn {
 	for _, c := range s.attached {
 		switch {
 		case late:
-			c.socket.hear()
+			if c.socket.hear(); !c.broken.IsZero() {
+				c.broken = time.Now() // the rank could not come again either
+			}
 		case !c.broken.IsZero():
 			if time.Since(c.broken) > s.options.LivenessTimeout && c.phase.CompareAndSwap(phaseFresh, phaseSpoken) {
 				silent = append(silent, silentConn{c, c.brokeHow})

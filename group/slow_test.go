@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/group/internal/pb"
 )
 
 // wrappingListener changes the connections that it accepts.
@@ -232,4 +234,34 @@ func TestManyWithData(t *testing.T) {
 	}))
 	t.Logf("%d ranks in %v", n, time.Since(began))
 	leaveAll(t, groups)
+}
+
+// TestBrokenWhileServiceStops: a rank whose connection broke before it had spoken can come again as long as it may be silent, not counting the time in which the service did
+// not run, as a process does not that was stopped.
+func TestBrokenWhileServiceStops(t *testing.T) {
+	lim := tightLimits()
+	l := newBoundedListener(listenLoopback(t), lim, newSession(0, 0, nil, lim).logger)
+	defer l.Close()
+	o, err := (&Options{WorldSize: 2, Addr: l.Addr().String(), Timeout: time.Minute}).checked()
+	require.NoError(t, err)
+	s := &service{hub: newHub(2, lim), options: o, limits: lim, logger: l.logger, listener: l, attached: make(map[int]*serviceConn)}
+	admitted := func() *serviceConn {
+		near, far := net.Pipe()
+		t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+		c := &serviceConn{service: s, socket: l.track(near), outbox: newOutbox(100, 1<<20), gone: make(chan struct{})}
+		c.rank.Store(-1)
+		require.Nil(t, c.admit(&pb.Hello{WorldSize: 2, Member: Member{WorldRank: 1}.toWire(), Session: "one"}))
+		return c
+	}
+	first := admitted()
+	first.breaks("the test says so")
+	first.broken = first.broken.Add(-2 * o.LivenessTimeout) // then the service was stopped
+	require.Empty(t, s.silent(true))
+	require.Empty(t, s.silent(false), "it goes on, and the rank has not had its time")
+	second := admitted()
+	require.Empty(t, s.silent(false))
+	require.Same(t, second, s.attached[1])
+	second.breaks("the test says so")
+	second.broken = second.broken.Add(-2 * o.LivenessTimeout)
+	require.Len(t, s.silent(false), 1, "the service was there all the time")
 }
