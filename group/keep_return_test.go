@@ -148,3 +148,26 @@ func TestRankComesBackAtTheLastMoment(t *testing.T) {
 	require.Equal(t, []int{0, 1}, h.attached())
 	require.Equal(t, map[int]int{2: 2}, news.losses)
 }
+
+// TestReturnTakesItsTime: ranks that are missing have the time that they are given again whenever another one has come back, and time in which the service did not get to
+// run does not count.
+func TestReturnTakesItsTime(t *testing.T) {
+	now := time.Now()
+	const bound = 10 * time.Second
+	r := returning{missing: 3, last: now}
+	pass := func(d time.Duration, missing int) (late bool) {
+		for ; d > 0 && !late; d -= servedLook {
+			now = now.Add(servedLook)
+			late = r.late(now, missing, bound)
+		}
+		return late
+	}
+	require.False(t, pass(bound, 3))
+	require.False(t, pass(bound, 2), "one has come back meanwhile")
+	now = now.Add(time.Hour)
+	require.False(t, pass(servedLook, 1), "one has come back, and the others could not")
+	now = now.Add(time.Hour)
+	require.False(t, pass(bound/2, 1), "the service did not run")
+	require.True(t, pass(bound, 1))
+	require.False(t, r.late(now.Add(bound), 0, bound), "all are back")
+}

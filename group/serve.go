@@ -29,7 +29,7 @@ const servedLook = 50 * time.Millisecond
 // With [Options].Store, a Serve that has ended before the job, however it ended, can be called again, by any process that the ranks reach at their Addr,
 // and goes on with the job. The ranks look for it for their Options.Timeout, and then count it as lost. Their calls wait meanwhile, as long as they
 // wait for anything, and are done once: what a rank was told before is known to the new service, what it asked for and was not told yet it asks for again.
-// A rank that has not come back within LivenessTimeout and some seconds is lost. Of two services for one attempt of a job, the later one takes the
+// A rank that has not come back within LivenessTimeout and some seconds, nor any other one meanwhile, is lost. Of two services for one attempt of a job, the later one takes the
 // store, and the other ends, within a second or two where its ranks ask for nothing. A job that is over leaves nothing in the store; one that was given up is forgotten there some time after its
 // ranks have stopped waiting. To start a job anew before that, count Restart up.
 //
@@ -70,13 +70,15 @@ func Serve(ctx context.Context, opts *Options) (err error) {
 	defer look.Stop()
 	started := time.Now()
 	var alone time.Time // since when no rank is there, though not all have come
-	awaited := h.awaited()
+	back := returning{missing: len(h.awaited()), last: started}
 	for {
-		if since := time.Since(started); len(awaited) > 0 && since > o.LivenessTimeout+o.returnTime() {
-			for _, rank := range h.awaited() {
-				h.loseAwaited(rank, fmt.Sprintf("it has not come back within %v to the rendezvous service that was started again", since.Round(time.Second)))
+		if back.missing > 0 {
+			awaited := h.awaited()
+			if now := time.Now(); back.late(now, len(awaited), o.LivenessTimeout+o.returnTime()) {
+				for _, rank := range awaited {
+					h.loseAwaited(rank, fmt.Sprintf("it has not come back within %v to the rendezvous service that was started again", now.Sub(started).Round(time.Second)))
+				}
 			}
-			awaited = nil
 		}
 		present, absent := h.standing()
 		switch {
@@ -112,6 +114,25 @@ func Serve(ctx context.Context, opts *Options) (err error) {
 // returnTime is how long a rank may take to come back to a service that was started again, beyond the liveness timeout: its attempts are a pause apart, and the
 // one under way may be to a host that is gone.
 func (o *Options) returnTime() time.Duration { return 2*lastBackoff + o.bounds().attempt }
+
+// returning is how long a service that was started again has waited for the ranks that the one before knew.
+type returning struct {
+	missing int // ranks that are not back
+	waited  time.Duration
+	last    time.Time // when that was looked at
+}
+
+// late notes how many ranks are missing now, and reports whether those have had their time. As long as others come back it may be the service that is slow: a
+// thousand ranks come at once. Time in which this process did not get to run does not count, since nobody could come back in it.
+func (r *returning) late(now time.Time, missing int, bound time.Duration) bool {
+	const longest = 20 * servedLook
+	if missing < r.missing {
+		r.waited = 0
+	}
+	r.waited += min(now.Sub(r.last), longest)
+	r.missing, r.last = missing, now
+	return missing > 0 && r.waited > bound
+}
 
 // storeTime bounds what is done with a store, at least: a store of several hosts elects a leader in some seconds.
 const storeTime = 5 * time.Second
