@@ -49,10 +49,24 @@ type keeper struct {
 
 	mu      sync.Mutex
 	changes [][]durable.Change
-	news    []func() // for when the changes are kept
+	news    []keptNews
+	taken   uint64 // changes that were taken from there
 	busy    bool
 	idle    []chan struct{}
 }
+
+// keptNews is what is told when so many changes are kept.
+type keptNews struct {
+	after uint64
+	tell  func()
+}
+
+// How many changes, and about how many bytes of them, are kept at a time. A commit has one bound, whatever is in it: all that a thousand ranks ask for at
+// once would take a slow store longer.
+const (
+	commitChanges = 64
+	commitBytes   = 16 << 20
+)
 
 // newKeeper starts keeping; stop ends it.
 func newKeeper(store durable.Store, bound time.Duration, logger *slog.Logger) *keeper {
@@ -80,12 +94,30 @@ func (k *keeper) tell(f func()) {
 		return
 	}
 	k.mu.Lock()
-	k.news = append(k.news, f)
+	k.news = append(k.news, keptNews{k.taken + uint64(len(k.changes)), f})
 	k.mu.Unlock()
 	signal(k.wake)
 }
 
-// run commits what has been noted, all of it at a time, until stop is called or the store fails.
+// take returns what is to be committed next, and what is told then. The caller holds the lock.
+func (k *keeper) take() (changes [][]durable.Change, news []keptNews) {
+	n := 0
+	for size := 0; n < min(len(k.changes), commitChanges) && (n == 0 || size < commitBytes); n++ {
+		for _, c := range k.changes[n] {
+			size += len(c.Value)
+		}
+	}
+	k.taken += uint64(n)
+	told := 0
+	for told < len(k.news) && k.news[told].after <= k.taken {
+		told++
+	}
+	changes, k.changes = k.changes[:n:n], k.changes[n:]
+	news, k.news = k.news[:told:told], k.news[told:]
+	return changes, news
+}
+
+// run commits what has been noted, much of it at a time, until stop is called or the store fails.
 func (k *keeper) run() {
 	defer close(k.ended)
 	look := time.NewTicker(ownedLook)
@@ -102,8 +134,7 @@ func (k *keeper) run() {
 		default:
 		}
 		k.mu.Lock()
-		changes, news := k.changes, k.news
-		k.changes, k.news = nil, nil
+		changes, news := k.take()
 		k.busy = len(changes) > 0 || len(news) > 0
 		if !k.busy {
 			for _, c := range k.idle {
@@ -136,8 +167,8 @@ func (k *keeper) run() {
 				return
 			}
 		}
-		for _, f := range news {
-			f()
+		for _, n := range news {
+			n.tell()
 		}
 	}
 }
@@ -353,8 +384,12 @@ func (h *hub) keepGone(rank int, state rankState) {
 	if h.keeper == nil {
 		return
 	}
+	changes := []durable.Change{h.rankChange(rank, state)}
+	if len(h.ranks[rank].replies) > 0 { // each change of all keys is a step of its own for the store, and a thousand ranks leave at once
+		changes = append(changes, durable.Change{Key: repliesKey(rank), All: true})
+	}
 	h.ranks[rank].replies = nil
-	h.keeper.keep(h.rankChange(rank, state), durable.Change{Key: repliesKey(rank), All: true})
+	h.keeper.keep(changes...)
 }
 
 // back is a rank that was admitted by an earlier service coming to this one. What is kept for it and that it does not wait for, it has.
