@@ -124,3 +124,30 @@ func TestEtcdRefusesForAMoment(t *testing.T) {
 	_, err := durable.Open(ctx, inFrontOf(t, etcdURL(t), func(string) error { return rpctypes.ErrGRPCRequestTooManyRequests }), durable.Options{Name: uniqueJob(), TTL: time.Minute})
 	requireCondition(t, err, durable.Unreachable)
 }
+
+// TestEtcdReadsSlowly: a state that takes longer to read than one attempt of a request may take is read.
+func TestEtcdReadsSlowly(t *testing.T) {
+	t.Parallel() // it waits, most of the time
+	ctx := testContext(t)
+	var slow atomic.Bool
+	store := openStore(t, inFrontOf(t, etcdURL(t), func(method string) error {
+		if slow.Load() && strings.HasSuffix(method, "/Range") {
+			time.Sleep(1100 * time.Millisecond)
+		}
+		return nil
+	}), uniqueJob(), time.Minute)
+	want := map[string][]byte{}
+	var changes [][]durable.Change
+	for i := range 150 { // more than are read in two requests
+		key := fmt.Sprint("k", i)
+		want[key] = []byte(key)
+		changes = append(changes, []durable.Change{{Key: key, Value: want[key]}})
+	}
+	require.NoError(t, store.Commit(ctx, changes))
+	slow.Store(true)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	kept, err := store.Load(ctx)
+	require.NoError(t, err)
+	require.Equal(t, want, kept)
+}

@@ -19,6 +19,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -290,33 +291,58 @@ func (s *store) keepAlive(life context.Context, lease clientv3.LeaseID, beats <-
 
 // Load returns all that is kept.
 func (s *store) Load(ctx context.Context) (map[string][]byte, error) {
-	kept := map[string][]byte{}
-	err := s.retry(ctx, func(ctx context.Context) error {
-		clear(kept)
-		clear(s.parts)
-		end := clientv3.GetPrefixRangeEnd(s.stateKey())
-		revision := int64(0)
-		for from, more := s.stateKey(), true; more; {
-			r, err := s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(revision))
-			if err != nil {
-				return err
-			}
-			revision = r.Header.Revision
-			for _, kv := range r.Kvs {
-				key := strings.TrimPrefix(string(kv.Key), s.stateKey())
-				if kept[key], err = s.value(ctx, key, kv.Value, revision); err != nil {
-					return err
-				}
-				from = string(kv.Key) + "\x00"
-			}
-			more = r.More
+	for {
+		kept, err := s.load(ctx)
+		if err == nil {
+			return kept, nil
 		}
-		return nil
-	})
-	if err != nil {
+		if errors.Is(err, rpctypes.ErrCompacted) { // what was read a part of is too old by now
+			select {
+			case <-time.After(pause):
+				continue
+			case <-ctx.Done():
+			}
+		}
 		return nil, s.failure("reading the state of the job", err)
 	}
+}
+
+// load reads all that is kept at one revision.
+func (s *store) load(ctx context.Context) (map[string][]byte, error) {
+	kept := map[string][]byte{}
+	clear(s.parts)
+	end := clientv3.GetPrefixRangeEnd(s.stateKey())
+	revision := int64(0)
+	for from, more := s.stateKey(), true; more; {
+		r, err := s.get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(revision))
+		if err != nil {
+			return nil, err
+		}
+		revision = r.Header.Revision
+		for _, kv := range r.Kvs {
+			key := strings.TrimPrefix(string(kv.Key), s.stateKey())
+			if kept[key], err = s.value(ctx, key, kv.Value, revision); err != nil {
+				return nil, err
+			}
+			from = string(kv.Key) + "\x00"
+		}
+		more = r.More
+	}
 	return kept, nil
+}
+
+// get reads once, in as many attempts as it takes: the state of a large job is more than can be read in the time of one.
+func (s *store) get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	var r *clientv3.GetResponse
+	var compacted error // the same attempt would not help
+	err := s.retry(ctx, func(ctx context.Context) (err error) {
+		if r, err = s.client.Get(ctx, key, opts...); errors.Is(err, rpctypes.ErrCompacted) {
+			compacted = err
+			return nil
+		}
+		return err
+	})
+	return r, cmp.Or(err, compacted)
 }
 
 // errDamaged is a value that nothing of this package has made.
@@ -338,7 +364,7 @@ func (s *store) value(ctx context.Context, key string, text []byte, revision int
 	s.parts[key] = [2]string{name, count}
 	var value []byte
 	for i := range n {
-		r, err := s.client.Get(ctx, s.partKey(name, i), clientv3.WithRev(revision))
+		r, err := s.get(ctx, s.partKey(name, i), clientv3.WithRev(revision))
 		if err != nil {
 			return nil, err
 		}
@@ -552,7 +578,7 @@ func (s *store) retry(ctx context.Context, f func(ctx context.Context) error) er
 
 // passing reports whether an error may be gone at the next attempt.
 func passing(err error) bool {
-	if errors.Is(err, rpctypes.ErrTooManyRequests) || errors.Is(err, rpctypes.ErrCompacted) { // it has much to do, or what was read a part of is too old by now
+	if errors.Is(err, rpctypes.ErrTooManyRequests) { // it has much to do
 		return true
 	}
 	switch code(err) {
