@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -153,4 +154,29 @@ func TestTooManyConditions(t *testing.T) {
 		}
 	}
 	require.LessOrEqual(t, len(errs.Codes(errors.Join(errs.All()...))), errs.MaxCodes)
+}
+
+// TestLaterExcuseStays: what a rank notes while a call is under way that does not bring it stays for the next one, also where that call has brought an earlier note.
+func TestLaterExcuseStays(t *testing.T) {
+	ctx := testContext(t)
+	groups, err := Local(2, nil)
+	require.NoError(t, err)
+	defer leaveAll(t, groups)
+	h := groups[0].session.transport.(*localTransport).hub
+	groups[0].Excuse(errors.New("the first"))
+	ended := make(chan error, 1)
+	go func() { ended <- groups[0].Barrier(ctx, "b") }()
+	require.Eventually(t, func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.groups[worldName].rounds) == 1
+	}, 30*time.Second, time.Millisecond)
+	groups[0].Excuse(errors.New("the second"))
+	require.NoError(t, groups[1].Barrier(ctx, "b"))
+	require.NoError(t, <-ended)
+	for rank, err := range onAll(groups, func(g *Group) error { return g.Barrier(ctx, fmt.Sprint("of rank ", g.Rank())) }) {
+		var told *VoteError
+		require.ErrorAsf(t, err, &told, "rank %d", rank)
+		require.Equal(t, "the second", told.Failures[0].Text)
+	}
 }

@@ -44,6 +44,7 @@ type Group struct {
 
 	mu     sync.Mutex
 	failed error          // see Excuse
+	noted  uint64         // how often that was set
 	ended  bool           // closed on this rank
 	dead   bool           // a member is lost
 	opened map[string]int // how often a sub-group of these ranks was opened
@@ -263,7 +264,7 @@ func (g *Group) Vote(ctx context.Context, op string, failure error) error {
 
 // Excuse notes that this rank has failed outside of any collective call, while the others may be waiting in the next one. If the ranks'
 // calls then do not match, they get the failure, in a [*VoteError], instead of a [*MismatchError]. The note is dropped when a call
-// succeeds, and replaced by a later one. Excuse does not block.
+// that began after it succeeds, and replaced by a later one. Excuse does not block.
 func (g *Group) Excuse(failure error) {
 	if g.made("Excuse") != nil {
 		return
@@ -271,12 +272,23 @@ func (g *Group) Excuse(failure error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.failed = failure
+	g.noted++
 }
 
-func (g *Group) excuse() error {
+// excuse returns the note, and which it is.
+func (g *Group) excuse() (failure error, which uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.failed
+	return g.failed, g.noted
+}
+
+// dropExcuse drops the note that a call has brought. A later one stays, of which the others do not know yet.
+func (g *Group) dropExcuse(which uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.noted == which {
+		g.failed = nil
+	}
 }
 
 // Sub makes a group of some of this group's ranks. It is collective over those ranks only: each calls it with the same ranks, and it
@@ -387,7 +399,7 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 	if local != nil {
 		a.refused, a.refusal, a.conditions, a.data = true, clip(errs.Text(local)), errs.Codes(local), nil
 	}
-	excuse := g.excuse()
+	excuse, which := g.excuse()
 	if excuse != nil {
 		a.excuse, a.excuseConditions = clip(errs.Text(excuse)), errs.Codes(excuse)
 	}
@@ -421,7 +433,7 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 		return nil, g.errorOf(seq, a, o.failure, local, excuse, cmp.Or(callers.Err(), ctx.Err()), time.Since(started))
 	}
 	if excuse != nil {
-		g.Excuse(nil)
+		g.dropExcuse(which)
 	}
 	return o, nil
 }
