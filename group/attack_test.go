@@ -745,3 +745,44 @@ func TestReturningBytes(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, third.Close())
 }
+
+// TestSpeaksBeforeItIsRefused: what comes over a connection whose rank is about to be refused, as it is present already, is not taken for what that rank says.
+func TestSpeaksBeforeItIsRefused(t *testing.T) {
+	lim := tightLimits()
+	l := newBoundedListener(listenLoopback(t), lim, newSession(0, 0, nil, lim).logger)
+	defer l.Close()
+	o, err := (&Options{WorldSize: 2, Addr: l.Addr().String()}).checked()
+	require.NoError(t, err)
+	h := newHub(2, lim)
+	s := &service{hub: h, options: o, limits: lim, logger: l.logger, listener: l, attached: make(map[int]*serviceConn)}
+	accepted := func() *serviceConn {
+		near, far := net.Pipe()
+		t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+		c := &serviceConn{service: s, socket: l.track(near), outbox: newOutbox(lim.queued, lim.queueBytes), gone: make(chan struct{})}
+		c.rank.Store(-1)
+		return c
+	}
+	hello := func(session string) *pb.Hello {
+		return &pb.Hello{WorldSize: 2, Member: Member{WorldRank: 1}.toWire(), Session: session}
+	}
+	first, second := accepted(), accepted()
+	require.Nil(t, first.admit(hello("one")))
+	h.mu.Lock() // the service has much to do
+	refusal := make(chan *RefusedError, 1)
+	go func() { refusal <- second.admit(hello("another")) }()
+	for claimed := false; !claimed; time.Sleep(time.Millisecond) {
+		l.mu.Lock()
+		claimed = second.socket.claimed
+		l.mu.Unlock()
+	}
+	time.Sleep(20 * time.Millisecond) // so that it waits for the hub
+	served := make(chan bool, 1)
+	go func() {
+		served <- second.serve(&pb.ClientMessage{Body: &pb.ClientMessage_Abort{Abort: &pb.Abort{Reason: "a stranger says so"}}})
+	}()
+	time.Sleep(20 * time.Millisecond) // so that it would wait for the hub too
+	h.mu.Unlock()
+	require.False(t, <-served)
+	require.Equal(t, RefusedDuplicate, (<-refusal).Reason)
+	require.Equal(t, []int{1}, h.attached())
+}

@@ -343,7 +343,6 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 	}
 	c.socket.hear()
 	c.socket.liveness.Store(h.GetLiveness())
-	c.rank.Store(int64(m.WorldRank))
 	welcome := func() { // before the hub queues anything else
 		c.outbox.put(&pb.ServerMessage{Body: &pb.ServerMessage_Welcome{Welcome: &pb.Welcome{
 			Kept: s.hub.keeper != nil, Liveness: int64(o.LivenessTimeout),
@@ -351,7 +350,6 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 	}
 	if before, ok := s.hub.attachAs(m, c.session, c, welcome); !ok && (s.hub.keeper == nil || !s.hub.back(m.WorldRank, c.session, h.GetWaits(), c, welcome)) {
 		if before != rankPresent || !s.replace(m.WorldRank, c, welcome) {
-			c.rank.Store(-1)
 			c.socket.unclaim()
 			if before == rankPresent {
 				return refused(RefusedDuplicate, "rank %d is present already; every rank needs its own number", m.WorldRank)
@@ -360,6 +358,7 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 				m.WorldRank)
 		}
 	}
+	c.rank.Store(int64(m.WorldRank)) // not before: what it says until then would be taken for that of the rank that is present already
 	s.attached[m.WorldRank] = c
 	c.socket.admit()
 	s.logger.Debug("rank attached", "attached", m.WorldRank, "host", m.Host, "pid", m.PID)
