@@ -79,8 +79,24 @@ func (i *Islands) among(ranks []int) *Islands {
 // islandsVersion is the version of what ranks tell each other when they look for islands. Ranks of different versions are not in one island.
 const islandsVersion = 1
 
-// islandsTimeout bounds how long a rank tries to pass files, and waits for those that others have passed.
+// islandsTimeout bounds how long a rank tries in vain to pass files, and waits in vain for those that others have passed.
 var islandsTimeout = 10 * time.Second
+
+// vain is the time that may still be spent in vain. What works takes none of it: on a busy host with very many ranks, all of which share memory, passing
+// the files takes long in all.
+type vain struct{ left time.Duration }
+
+// try calls f, whose context ends when the time that is left has passed.
+func (v *vain) try(ctx context.Context, f func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, v.left)
+	defer cancel()
+	began := time.Now()
+	err := f(ctx)
+	if err != nil {
+		v.left -= time.Since(began)
+	}
+	return err
+}
 
 // islandsRounds is the number of rounds that looking for islands takes.
 const islandsRounds = 4

@@ -120,8 +120,7 @@ func (t *islandTrial) send(ctx context.Context, words []islandsWord) []int {
 	if t.x == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, islandsTimeout)
-	defer cancel()
+	inVain := vain{islandsTimeout}
 	t.x.tickets = make([]fileTicket, len(words))
 	var sent []int
 	for _, r := range t.others() {
@@ -131,7 +130,7 @@ func (t *islandTrial) send(ctx context.Context, words []islandsWord) []int {
 			t.fail(r, errors.New(noPlace(r)))
 			continue
 		}
-		if err := t.x.deliverTo(ctx, r, *ticket); err != nil {
+		if err := inVain.try(ctx, func(ctx context.Context) error { return t.x.deliverTo(ctx, r, *ticket) }); err != nil {
 			t.fail(r, t.explain(*ticket, err))
 			continue
 		}
@@ -154,15 +153,13 @@ func (t *islandTrial) write(ctx context.Context, from []int) []int {
 	if t.x == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, islandsTimeout)
-	defer cancel()
+	inVain := vain{islandsTimeout}
 	var wrote []int
 	for _, r := range from {
 		if !slices.Contains(t.x.parcel.senders, r) {
 			continue // it is on another machine, whatever it says
 		}
-		err := t.writeTo(ctx, r)
-		if err != nil {
+		if err := inVain.try(ctx, func(ctx context.Context) error { return t.writeTo(ctx, r) }); err != nil {
 			t.fail(r, err)
 			continue
 		}

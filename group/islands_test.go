@@ -1,8 +1,12 @@
 package group
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -93,4 +97,31 @@ func TestWhoIsInAnIsland(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestIslandsOfManyRanks: what works may take as long as it likes in all, and what does not has one bound.
+func TestIslandsOfManyRanks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := vain{islandsTimeout}
+		after := func(d time.Duration, failure error) func(ctx context.Context) error {
+			return func(ctx context.Context) error {
+				select {
+				case <-time.After(d):
+					return failure
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+		}
+		for range 1000 {
+			require.NoError(t, v.try(t.Context(), after(islandsTimeout/50, nil)))
+		}
+		refused := errors.New("refused")
+		require.ErrorIs(t, v.try(t.Context(), after(islandsTimeout/2, refused)), refused)
+		require.NoError(t, v.try(t.Context(), after(islandsTimeout/3, nil)), "there is half of the time")
+		began := time.Now()
+		require.ErrorIs(t, v.try(t.Context(), after(islandsTimeout, nil)), context.DeadlineExceeded)
+		require.ErrorIs(t, v.try(t.Context(), after(islandsTimeout, nil)), context.DeadlineExceeded)
+		require.Equal(t, islandsTimeout/2, time.Since(began))
+	})
 }
