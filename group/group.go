@@ -275,11 +275,11 @@ func (g *Group) Excuse(failure error) {
 	g.noted++
 }
 
-// excuse returns the note, and which it is.
-func (g *Group) excuse() (failure error, which uint64) {
+// excuse returns the note, and which one it is.
+func (g *Group) excuse() (which uint64, failure error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.failed, g.noted
+	return g.noted, g.failed
 }
 
 // dropExcuse drops the note that a call has brought. A later one stays, of which the others do not know yet.
@@ -399,7 +399,7 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 	if local != nil {
 		a.refused, a.refusal, a.conditions, a.data = true, clip(errs.Text(local)), errs.Codes(local), nil
 	}
-	excuse, which := g.excuse()
+	which, excuse := g.excuse()
 	if excuse != nil {
 		a.excuse, a.excuseConditions = clip(errs.Text(excuse)), errs.Codes(excuse)
 	}
