@@ -431,3 +431,21 @@ func TestEndedAfterTheMessage(t *testing.T) {
 	}
 	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
 }
+
+// TestFileOfTheLastMoment: a file that has been sent is taken, although the time of its connection is up before it is looked for, as in a process that was stopped.
+func TestFileOfTheLastMoment(t *testing.T) {
+	old := fileTimeout
+	fileTimeout = time.Millisecond
+	t.Cleanup(func() { fileTimeout = old })
+	groups := newJob(t, 2, Options{})
+	ctx, cancel := context.WithTimeout(testContext(t), 5*time.Second)
+	defer cancel()
+	for _, g := range groups {
+		c := g.session.files.(*socketCarrier)
+		c.read = func(conn messageReader, message, control []byte) (n, controlled, flags int, err error) {
+			time.Sleep(20 * time.Millisecond) // the process is stopped
+			return readMessage(conn, message, control)
+		}
+	}
+	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
+}

@@ -350,6 +350,12 @@ func (c *socketCarrier) receive(conn *net.UnixConn) error {
 	message := make([]byte, tagLength+1)
 	control := make([]byte, unix.CmsgSpace(4*4)) // room for more than one, to see that there is only one
 	n, controlled, flags, err := c.read(conn, message, control)
+	if errors.Is(err, os.ErrDeadlineExceeded) && conn.CloseRead() == nil && conn.SetDeadline(time.Time{}) == nil {
+		// This process may not have got to run, and what was sent meanwhile has not been looked for. What is sent from now on, its sender is told.
+		if last, lastControlled, lastFlags, lastErr := c.read(conn, message, control); lastErr == nil {
+			n, controlled, flags, err = last, lastControlled, lastFlags, nil
+		}
+	}
 	if c.heard(conn, err == nil) {
 		err = fmt.Errorf("a connection brought nothing while %d were open: %w", maxFileConns, err)
 	}
