@@ -44,3 +44,28 @@ func TestServedServiceIsLost(t *testing.T) {
 		_ = g.Close(ctx) // there is nobody to say goodbye to
 	}
 }
+
+// TestStoreWithoutService: requests after the service is lost say so, however many there are, and none of them is kept.
+func TestStoreWithoutService(t *testing.T) {
+	ctx := testContext(t)
+	lim := defaultLimits
+	lim.queued = 4
+	groups, failures := joinOver(t, listenLoopback(t), 2, Options{limits: &lim})
+	requireNone(t, failures)
+	host, ok := groups[0].session.transport.(*hostTransport)
+	require.True(t, ok)
+	host.service.stop()
+	<-groups[1].session.done
+	for range 2 * queueFactor * lim.queued {
+		_, _, err := groups[1].Store().TryGet(ctx, "k")
+		var lost *PeerLostError
+		require.ErrorAs(t, err, &lost)
+	}
+	r := groups[1].session.transport.(*remote)
+	r.mu.Lock()
+	require.Empty(t, r.requests)
+	r.mu.Unlock()
+	for _, g := range groups {
+		_ = g.Close(ctx) // there is no service
+	}
+}

@@ -98,6 +98,11 @@ func (s *Store) do(ctx context.Context, req *storeRequest) (*storeReply, error) 
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
+	select {
+	case <-g.session.done: // the request would be queued for nobody
+		return nil, fmt.Errorf("%s: %w", op, g.Err())
+	default:
+	}
 	started := time.Now()
 	req.id = g.session.requests.Add(1)
 	reply := make(replyChan, 1)
