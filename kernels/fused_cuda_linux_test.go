@@ -12,6 +12,7 @@ import (
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
@@ -226,4 +227,24 @@ func TestRMSNormChoice(t *testing.T) {
 	require.Equal(t, 512, normThreads(8192*2))
 	require.Equal(t, 32, normThreads(16))
 	require.Equal(t, 64, normThreads(33*16))
+}
+
+// TestRMSNormBehindTheLastAddress: memory whose end wraps around is none, on every rank; compared with other memory it would be apart from all of it.
+func TestRMSNormBehindTheLastAddress(t *testing.T) {
+	onSimulated(t, 2, func(ctx context.Context, _ *simDevice, m *memory.Memory) error {
+		in, err := tensor.Zeros(ctx, m, tensor.Float32, 2, 64)
+		if err == nil {
+			err = in.Rendezvous(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		own := func(at device.Ptr, n int64) Local { return Local{Ptr: at, DType: tensor.Float32, NumElements: n} }
+		n := RMSNorm{Residual: own(1<<20, 128), Weight: own(1<<21, 64)} // which nothing looks at
+		n.ResidualOut = own(^device.Ptr(15), 128)
+		if p, err := NewAllReduceRMSNorm(ctx, in, n, nil); !errors.Is(err, errs.ErrInvalid) || !bytes.Contains([]byte(err.Error()), []byte("ResidualOut.Ptr")) {
+			return fmt.Errorf("%v was made: %v", p, err)
+		}
+		return nil
+	})
 }

@@ -233,6 +233,8 @@ func (n *norm) checkLocals(hidden int64) error {
 			return errs.Invalid(n.call, l.name+".NumElements", l.local.NumElements, fmt.Sprint(l.count))
 		case l.count > 0 && (l.local.Ptr.IsNil() || l.local.Ptr%l.align != 0):
 			return errs.Invalid(n.call, l.name+".Ptr", l.local.Ptr, fmt.Sprintf("the address of memory, a multiple of %d", l.align))
+		case l.local.Ptr.Add(l.local.bytes()) < l.local.Ptr: // it would seem to be apart from everything
+			return errs.Invalid(n.call, l.name+".Ptr", l.local.Ptr, fmt.Sprintf("an address with %d bytes behind it", l.local.bytes()))
 		}
 	}
 	return nil
