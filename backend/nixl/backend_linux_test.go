@@ -287,6 +287,53 @@ func TestTransferThatHangs(t *testing.T) {
 	})
 }
 
+// TestTransferClosedWhilePolled: a stream that has cut a run off goes on polling it, also when the transfer has been closed: it hears that, and the request is kept
+// until the library has done with it.
+func TestTransferClosedWhilePolled(t *testing.T) {
+	var hang atomic.Bool
+	net := &network{hang: hang.Load}
+	var ready, over sync.WaitGroup
+	ready.Add(2)
+	over.Add(2)
+	onFakes(t, net, 2, Options{}, func(ctx context.Context, m *memory.Memory) error {
+		a, w, err := mapped(ctx, m, 100)
+		if err != nil {
+			return err
+		}
+		b := m.Backend().(*Backend)
+		x, err := b.PrepareTransfer(backend.Write, 1-m.Group().Rank(), []backend.Block{{Local: a.Ptr(), Remote: w.Mapping(), Bytes: 8}})
+		if err != nil {
+			return err
+		}
+		ready.Done()
+		ready.Wait()
+		hang.Store(true)
+		run, err := x.Start()
+		if err != nil {
+			return err
+		}
+		if ended, err := run.Poll(); ended || err != nil {
+			return fmt.Errorf("it has ended: %t, %w", ended, err)
+		}
+		if err := x.Close(); err != nil {
+			return err
+		}
+		if ended, err := run.Poll(); ended || !errors.Is(err, errs.ErrClosed) {
+			return fmt.Errorf("after Close it has ended: %t, %w", ended, err)
+		}
+		if _, err := x.Start(); !errors.Is(err, errs.ErrClosed) {
+			return fmt.Errorf("after Close it starts: %w", err)
+		}
+		if left, err := b.node.sweep(); left != 1 || err != nil {
+			t.Errorf("%d requests are left under way: %v", left, err)
+		}
+		over.Done()
+		over.Wait()
+		hang.Store(false)
+		return m.Free(ctx, a)
+	})
+}
+
 // TestTransferThatFails: the library's error is told when the group has nothing better to say, and the next post works.
 func TestTransferThatFails(t *testing.T) {
 	var failing atomic.Bool

@@ -28,6 +28,7 @@ type transfer struct {
 	mu       sync.Mutex
 	request  request // nil after a failure
 	running  bool
+	closed   bool
 	ended    bool // the post has ended at once
 	began    time.Time
 	failure  error // the library's, which waits for a better one
@@ -84,6 +85,9 @@ func (t *transfer) Start() (device.HostProgress, error) {
 
 // start posts the request; t.mu is held.
 func (t *transfer) start() error {
+	if t.closed {
+		return fmt.Errorf("starting a transfer: %w", errs.ErrClosed)
+	}
 	if t.running {
 		return fmt.Errorf("starting a transfer: %w", errs.ErrInProgress)
 	}
@@ -124,6 +128,9 @@ func (t *transfer) Poll() (bool, error) {
 
 // poll makes progress with the request; t.mu is held.
 func (t *transfer) poll() (bool, error) {
+	if t.closed { // while a stream that has cut the run off still asks for it
+		return false, fmt.Errorf("moving memory to or from rank %d: %w", t.peer, errs.ErrClosed)
+	}
 	if t.ended {
 		return true, nil
 	}
@@ -163,6 +170,7 @@ func (t *transfer) giveUp() {
 func (t *transfer) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.closed = true
 	if t.running {
 		t.giveUp()
 	}
