@@ -314,8 +314,11 @@ func mappingOf(m backend.Mapping) *mapping {
 func (t *transfer) Start() (device.HostProgress, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.running {
-		return nil, fmt.Errorf("starting a transfer: %w", errs.ErrInProgress)
+	if t.running { // or a run was given up, which nobody polls any more
+		if ended, err := t.ended.Query(); !ended {
+			return nil, fmt.Errorf("starting a transfer: %w", errors.Join(errs.ErrInProgress, err))
+		}
+		t.running = false
 	}
 	b, p := t.backend, t.by
 	if lost := b.group.Err(); lost != nil {

@@ -522,6 +522,56 @@ func TestPutNotEnding(t *testing.T) {
 	m.requireClean(t)
 }
 
+// TestPutArrivesLate: when what was given up has arrived after all, the transfer can be started again.
+func TestPutArrivesLate(t *testing.T) {
+	m := newMachine(1)
+	m.version, m.gin = 23203, true
+	h := hosts{"a", "b"}
+	for _, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		o := h.options(m, g.Rank())
+		o.KernelTimeout = time.Second
+		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
+			return backendtest.WithWindow(ctx, mem, 4096, func(w *memory.Window) error {
+				if err := g.Barrier(ctx, "begun"); err != nil || g.Rank() == 1 {
+					return errors.Join(err, g.Barrier(ctx, "over"))
+				}
+				own, err := w.Peer(0, 0)
+				if err != nil {
+					return err
+				}
+				x, err := b.PrepareTransfer(backend.Write, 1, []backend.Block{{Local: own, Remote: w.Mapping(), Bytes: 8}})
+				if err != nil {
+					return err
+				}
+				m.set(func() { m.unputtable = func(rank int) bool { return rank == 1 } })
+				run, err := x.Start()
+				for err == nil {
+					_, err = run.Poll()
+					time.Sleep(time.Millisecond)
+				}
+				if !strings.Contains(err.Error(), "have not ended") {
+					return fmt.Errorf("the error is %w", err)
+				}
+				if _, err := x.Start(); !errors.Is(err, errs.ErrInProgress) {
+					return fmt.Errorf("started beside it: %w", err)
+				}
+				m.set(func() { m.unputtable = nil })
+				if err := b.Quiesce(ctx); err != nil {
+					return err
+				}
+				run, err = x.Start()
+				for ended := false; err == nil && !ended; time.Sleep(time.Millisecond) {
+					ended, err = run.Poll()
+				}
+				return errors.Join(err, x.Close(), g.Barrier(ctx, "over"))
+			})
+		})
+	}) {
+		require.NoError(t, err)
+	}
+	m.requireClean(t)
+}
+
 // TestPutFlagsKeepWords: what a rank makes of its own words stays, until a peer writes them, whatever that is: a count that comes to 0 when it wraps around, too.
 func TestPutFlagsKeepWords(t *testing.T) {
 	for _, value := range []uint64{8, 0} {
