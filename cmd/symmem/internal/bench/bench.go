@@ -25,7 +25,6 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
 	"github.com/symmem/symmem/config"
-	"github.com/symmem/symmem/group"
 )
 
 // RankCommand is the hidden sub-command of the ranks, which calls Rank. The value of its flag SpecFlag is a measure.Spec in
@@ -88,12 +87,8 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	var refused error // on every rank of a job, if rank 0 cannot write the files
 	measured := func(preferences []string, hear func(fleet.Message)) (*fleet.End, error) {
 		return job.Run(ctx, preferences, hear, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
-			err := r.Group().Vote(ctx, "writing the results", unwritable)
-			if _, voted := errors.AsType[*group.VoteError](err); voted {
-				refused = err
-				return errors.Join(err, r.Close(ctx)) // the ranks are at one place; if rank 0 went now, others might not hear why
-			}
-			if err != nil {
+			var err error
+			if refused, err = job.Agree(ctx, r, "writing the results", unwritable); err != nil {
 				return err
 			}
 			return measure.Run(ctx, r, spec, teller{rep})

@@ -125,6 +125,16 @@ func (j *Job) Fail(failure string) error {
 	return &exit.Error{Status: exit.Failure, Err: j.named(errors.New(failure))}
 }
 
+// Agree tells the ranks of the job, which have opened r, whether one of them has found a mistake, such as a file that it cannot write. If so, refused is the error of all
+// of them, and r is closed; err is that, or why the ranks could not agree. Every rank calls it.
+func (j *Job) Agree(ctx context.Context, r *symmem.Rank, what string, mistake error) (refused, err error) {
+	err = r.Group().Vote(ctx, what, mistake)
+	if _, voted := errors.AsType[*group.VoteError](err); voted {
+		return err, errors.Join(err, r.Close(ctx)) // the ranks are at one place; if rank 0 went now, others might not hear why
+	}
+	return nil, err
+}
+
 // Run opens the first of the preferred backends that all ranks of the job can use, calls work, and closes the backend. Every rank does. Without
 // preferences the configuration decides. hear is called with what this rank reports. What goes wrong is in End; the job cannot be used any more then.
 // It blocks until work has returned. If the rank hangs, the stacks of its goroutines are printed and the process ends with status 1.
