@@ -45,8 +45,6 @@ func measuredSince(device, collective, dtype string, size int, bytes int64, whol
 		return "two_shot_pull", 128, true
 	case size == 3 && between(3<<20, 4<<20):
 		return "two_shot_pull", 64, true
-	case size == 4 && between(384<<10, 512<<10):
-		return "one_shot_pull", 64, true
 	}
 	return "", 0, false
 }
