@@ -123,7 +123,7 @@ func flowGeometry(bytes int64, size, multiprocessors int) launchGeometry {
 // piece (docs/hardware.md).
 const wholeMostBytes = 16 << 20
 
-// flowLeastBytes is the shortest share of a reduce-scatter that is stored in chunks with flags in place of lines, which is faster from there on, and flowMostBytes the
+// flowLeastBytes is the shortest share of a reduce-scatter that is sent and combined in chunks, which is faster from there on, and flowMostBytes the
 // most of a workspace with the shares of all others, or of a reduce with the message (docs/hardware.md).
 var flowLeastBytes = int64(tuning.ChunksOver + 16)
 

@@ -22,7 +22,7 @@ func (r *reduction) byPush(s *collective.Spec) {
 		s.Parameters += ", whole"
 	}
 	share := r.shareBytes()
-	flowKernel, flow := ptx.ScatterFlow(r.in.DType().String(), int(r.op), size, hopper)
+	flowKernel, flow := ptx.ScatterFlow(r.in.DType().String(), int(r.op), size)
 	if flow = flow && whole && r.inChunks(); flow {
 		kernel = flowKernel
 		s.Parameters += " in chunks"
@@ -46,7 +46,7 @@ func (r *reduction) byPush(s *collective.Spec) {
 	span := ptx.ScatterSpan(form, share)
 	s.Workspace = 2 * int64(size) * span
 	if flow {
-		s.Workspace = ptx.ScatterFlowBytes(share, size, flowThreads(share, size))
+		s.Workspace = ptx.ScatterFlowBytes(share, size)
 	}
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, EarlyEpoch: whole && !flow && r.scatter,
@@ -76,7 +76,7 @@ func (r *reduction) byPush(s *collective.Spec) {
 	}
 }
 
-// inChunks reports whether whole vectors go to the ranks that combine them in chunks with flags, and not in lines.
+// inChunks reports whether whole vectors go to the ranks that combine them in chunks, which they combine as they come, and not all before any is combined.
 func (r *reduction) inChunks() bool {
 	if r.scatter {
 		return r.shareBytes() >= flowLeastBytes

@@ -216,8 +216,8 @@ func TestWholeMovesTold(t *testing.T) {
 	}
 }
 
-// TestRoomForFlags: a reduce-scatter in chunks has a workspace with a flag for each chunk of each writer, and the ranks compare that it goes in chunks.
-func TestRoomForFlags(t *testing.T) {
+// TestRoomInChunks: a reduce-scatter in chunks has a workspace with one place for each share of the others, and the ranks compare that it goes in chunks.
+func TestRoomInChunks(t *testing.T) {
 	inChunksFrom(t, 16)
 	const share = 3<<13 + 16 // bytes: four chunks of blocks of 128 threads, the last of one vector
 	onSimulated(t, 3, func(ctx context.Context, _ *simDevice, m *memory.Memory) error {
@@ -231,7 +231,7 @@ func TestRoomForFlags(t *testing.T) {
 		maker := newMaker("NewReduceScatter", in, out, nil)
 		maker.algorithm, maker.op = OneShotPush, Sum
 		(&reduction{maker: maker, scatter: true}).spec(&s)
-		if want := 2 * (ptx.ScatterSpan(ptx.OneShotPush, share) + 4*4); s.Workspace != want {
+		if want := 2 * ptx.ScatterSpan(ptx.OneShotPush, share); s.Workspace != want {
 			err = fmt.Errorf("a workspace of %d bytes, and %d were expected", s.Workspace, want)
 		}
 		if !strings.HasSuffix(s.Parameters, ", whole in chunks") {

@@ -99,14 +99,15 @@ template <class T, class Op, int W> SYMMEM_DEVICE void sumLines(const Op &op, co
 }
 
 // takeSums stores what the lines of all ranks in the slots at `mine` make, of the vectors from begin on. A thread that has had lines of all ranks lets the next
-// launch begin, at once, since what stands behind the last store is what the launch after waits for.
+// launch begin: before it stores the last of what it makes, since what stands behind that is what the launch after waits for. Not before: while there is much
+// left to do, a launch that has begun costs more than it saves.
 template <class T, class Op, int W> SYMMEM_DEVICE void takeSums(Push<W> &f, const Op &op, u32 begin, u32 step, u64 slot, u64 mine) {
   for (u32 v = begin; v < f.p.vectors; v += step) {
     const u64 at = mine + v * 16ull;
     Words<4> x[W];
     awaitLines(f, at, slot, x);
     if (!f.ok) break;
-    if (v == begin) startNext();
+    if (v + step >= f.p.vectors) startNext();
     sumLines<T>(op, x, at, slot, f.p.out + v * 16ull);
   }
 }

@@ -10,4 +10,6 @@
   }
 SYMMEM_KERNEL(whole, scatterWhole)
 SYMMEM_KERNEL(root, rootWhole)
+#if __CUDA_ARCH__ < 900 // with nothing of what is newer it is the same for all
 SYMMEM_KERNEL(flow, scatterFlow)
+#endif

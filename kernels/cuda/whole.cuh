@@ -55,7 +55,7 @@ SYMMEM_DEVICE bool linesHave(const Halves (&x)[2], u32 flag) { return lineHas(x[
 SYMMEM_DEVICE Words<4> vectorOf(const Halves (&x)[2]) { return {{(u32)x[0].h[0], (u32)x[0].h[1], (u32)x[1].h[0], (u32)x[1].h[1]}}; }
 
 // exchangeWhole gives every rank a piece of every other: `same` the same to all of them, as an all-gather, or else the piece that is at its place, as an
-// all-to-all. `vectors` are those of a piece. A thread that has had lines of all ranks lets the next launch begin, as in oneshotPushWhole.
+// all-to-all. `vectors` are those of a piece. A thread that has had its last lines lets the next launch begin, as in oneshotPushWhole.
 template <bool same, int W> SYMMEM_DEVICE void exchangeWhole(const PushParams<W> &p) {
   constexpr u32 N = same ? 1 : W; // pieces of the input: this rank's own, and those of the ranks behind it
   Push<W> f(p, kKindLines);
@@ -94,7 +94,7 @@ template <bool same, int W> SYMMEM_DEVICE void exchangeWhole(const PushParams<W>
         if (!linesHave(y[k], flag)) missing = f.peer(k);
     } while (missing != p.rank && f.again(missing));
     if (!f.ok) break;
-    if (v == begin) startNext();
+    if (v + step >= p.vectors) startNext();
 #pragma unroll
     for (u32 k = 1; k < W; k++) storeWeak(p.out + f.peer(k) * piece + v * 16ull, vectorOf(y[k]));
   }
@@ -197,31 +197,32 @@ template <class T, class Op, int W> SYMMEM_DEVICE void rootWhole(const PushParam
   closeTaken(f, epoch);
 }
 
-// flowVectors is how many of a chunk each thread has: what a block stores between two fences goes to all peers.
+// flowVectors is how many vectors of a chunk each thread has.
 SYMMEM_DEVICE constexpr u32 flowVectors(int world) { return world == 2 ? 8 : world <= 4 ? 4 : 2; }
 
 // scatterFlow is a reduce-scatter of long shares, or a reduce to the rank p.shard, if that is one: then all other ranks have shares, from the one behind it on, of which the
-// last may be shorter, and store what they combine to its output (p.out). Of each two blocks the first stores chunks of the other ranks' shares in their workspaces, with a flag for each
-// behind a fence, and the second combines the chunks of this rank's share as they come: so the links always have something to carry. A chunk has one place, which is free when its
-// owner's second block has combined the launch before: it tells the writers' first blocks by kFlagBegun, which here counts launches that were taken. First blocks wait for
-// nothing of their own launch, and second blocks for first ones only, which have the lower number and so begin first where not all are at work at a time. The next launch
-// does not begin early: where it may, all of them take longer. Root's first blocks wait at the end until the others' second blocks have combined, and hence stored: what they
-// had of root's input says that root's output is free, and in place that root has read what they store to.
+// last may be shorter, and store what they combine to its output (p.out). Of each two blocks the first sends chunks of the other ranks' shares to their workspaces, in lines as those of
+// scatterWhole, and the second combines the chunks of this rank's share as their lines come: so the links always have something to carry, and nobody fences. A line has one place, which is
+// free when its owner's second block has emptied it in the launch before: it tells the writers' first blocks by kFlagBegun, which here counts launches that were taken. First blocks wait
+// for nothing of their own launch, and second blocks for first ones only, which have the lower number and so begin first where not all are at work at a time. It is launched
+// behind the launch before: where it may begin early, all of them take longer. Root's second blocks have
+// nothing to combine and tell the others at once, who wait for that before they store: root's output is free then, and in place a line of root's says that root has read what is stored
+// in its place. Root's first blocks wait at the end until the others' second blocks have combined, and hence stored.
 //
-// The workspace is, of each owner, [W-1] slots of p.slot vectors by writer, the one behind the owner first, and [W-1][chunks] flags likewise.
+// The workspace is, of each owner, [W-1] slots of p.slot vectors by writer, the one behind the owner first.
 template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushParams<W> &p) {
-  constexpr u32 F = flowVectors(W), V = W == 2 ? 4 : W <= 4 ? 2 : 1; // vectors to store at a time, and to combine
+  constexpr u32 F = flowVectors(W); // to send at a time, and to combine
   Push<W> f(p, kKindScatter);
   const u32 tid = threadIdx.x, threads = blockDim.x;
   // A block that is the only one does both, and the last one of an odd number nothing.
   const bool alone = gridDim.x == 1;
   const u32 pairs = alone ? 1 : gridDim.x / 2, pair = blockIdx.x / 2;
-  const bool stores = alone || (blockIdx.x % 2 == 0 && pair < pairs), combines = alone || blockIdx.x % 2 == 1;
+  const bool sends = alone || (blockIdx.x % 2 == 0 && pair < pairs), combines = alone || blockIdx.x % 2 == 1;
   const u32 root = p.shard;
   const bool toRoot = root < W;
   const u32 length = toRoot ? (p.vectors + W - 2) / (W - 1) : p.vectors; // of a share, in vectors
   const u32 chunk = F * threads, chunks = (length + chunk - 1) / chunk;
-  const u64 slot = p.slot * 16ull, flags = (W - 1) * slot, step = threads * 16ull;
+  const u64 slot = p.slot * 16ull, step = threads * 16ull;
   const Op op{p.op};
   // Where among the writers of owner's slots a rank is, and the peer that this thread waits for or tells, if it does.
   auto place = [](u32 owner, u32 writer) { return (writer > owner ? writer : writer + W) - owner - 1; };
@@ -233,10 +234,18 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
   };
   const bool told = tid > 0 && tid < W;
   const u32 peer = f.peer(told ? tid : 0);
-  awaitPrevious();
-  const u32 epoch = loadRelaxed(f.record()) + 1, flag = lineFlag(epoch);
+  const u32 epoch = loadRelaxed(f.record()) + 1;
   if (!__syncthreads_and(loadRelaxed(p.dead) == 0)) return; // all or none: one thread waits for what the others do
-  if (stores) {
+  if (sends) {
+    // A chunk's vectors of this thread, loaded without a branch between the loads, or they would wait for each other. The first are on their way while the wait for their places is.
+    Words<4> x[F];
+    auto load = [&](u64 from) {
+#pragma unroll
+      for (u32 u = 0; u < F; u++) x[u] = loadStrong(from + tid * 16ull + u * step, Words<4>()); // which may be root's output
+    };
+    auto source = [&](u32 k, u32 first) { return p.in + (begins(f.peer(k)) + first) * 16ull; };
+    const bool early = pair < chunks && vectorsOf(f.peer(1), pair * chunk) == chunk;
+    if (early) load(source(1, pair * chunk));
     if (told) {
       const u64 taken = begun(f, p.rank, peer);
       while (late(loadAcquire(taken), epoch - 1))
@@ -249,67 +258,86 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
 #pragma unroll 1
       for (u32 k = 1; k < W; k++) {
         const u32 q = f.peer(k), n = vectorsOf(q, first);
-        const u64 from = p.in + (begins(q) + first) * 16ull, to = p.data[k] + place(q, p.rank) * slot + first * 16ull;
+        const u64 from = source(k, first), to = p.data[k] + place(q, p.rank) * slot + first * 16ull;
         if (n < chunk) { // the last one
-          for (u32 i = tid; i < n; i += threads) storeWeak(to + i * 16ull, loadWeak(from + i * 16ull, Words<4>()));
+          for (u32 i = tid; i < n; i += threads) storeStrong(to + i * 16ull, seal(loadStrong(from + i * 16ull, Words<4>())));
           continue;
         }
-        Words<4> x[F]; // without a branch between the loads, or they would wait for each other
+        if (!early || k != 1 || c != pair) load(from);
 #pragma unroll
-        for (u32 u = 0; u < F; u++) x[u] = loadWeak(from + tid * 16ull + u * step, Words<4>());
-#pragma unroll
-        for (u32 u = 0; u < F; u++) storeWeak(to + tid * 16ull + u * step, x[u]);
+        for (u32 u = 0; u < F; u++) storeStrong(to + tid * 16ull + u * step, seal(x[u]));
       }
-      __syncthreads();
-      if (!told || vectorsOf(peer, first) == 0) continue; // the next chunk is under way while the fence waits for this one
-      fenceSystem();
-      storeRelaxed(f.data(peer) + flags + (place(peer, p.rank) * chunks + c) * 4ull, flag);
     }
   }
   if (combines) {
     const u64 mine = p.data[0], in = p.in + begins(p.rank) * 16ull, out = p.out + (toRoot ? begins(p.rank) * 16ull : 0);
-#pragma unroll 1
-    for (u32 c = pair; c < chunks; c += pairs) {
-      const u32 first = c * chunk, n = vectorsOf(p.rank, first);
-      if (n == 0) break;
-      if (told) {
-        const u64 come = mine + flags + (place(p.rank, peer) * chunks + c) * 4ull;
-        while (loadAcquire(come) != flag)
-          if (!f.again(peer)) break;
-      }
+    const u32 sender = alone ? 0 : blockIdx.x - 1; // the block before this one
+    if (toRoot && p.rank != root) {
+      if (told && peer == root)
+        while (late(loadAcquire(begun(f, p.rank, root, sender)), epoch) && f.again(root)) {
+        }
       if (!__syncthreads_and(f.ok)) return;
-      // combine does N vectors, so many bytes apart, from the one at `at` of the share on.
-      auto combine = [&](u64 at, auto &x) {
-        constexpr u32 N = sizeof(x) / sizeof(x[0]);
+    }
+    // combine does N vectors, so many bytes apart, from the one at `at` of the share on, when their lines have come, and empties those.
+    auto combine = [&](u64 at, auto &x) {
+      constexpr u32 N = sizeof(x) / sizeof(x[0]);
+      auto load = [&](u32 r, u64 from) {
+#pragma unroll
+        for (u32 u = 0; u < N; u++) x[u][r] = loadStrong(from + at + u * step, Words<4>());
+      };
+#pragma unroll
+      for (u32 r = 0; r < W; r++) load(r, r == p.rank ? in : mine + place(p.rank, r) * slot);
+      for (;;) {
+        u32 missing = p.rank;
 #pragma unroll
         for (u32 u = 0; u < N; u++)
 #pragma unroll
-          for (u32 r = 0; r < W; r++) x[u][r] = loadStrong((r == p.rank ? in : mine + place(p.rank, r) * slot) + at + u * step, Words<4>());
+          for (u32 r = 0; r < W; r++)
+            if (r != p.rank && !come(x[u][r])) missing = r;
+        if (missing == p.rank || !f.again(missing)) break;
 #pragma unroll
-        for (u32 u = 0; u < N; u++) {
-          Accumulator<T, Op, 4> a;
-          a.first(x[u][0]);
+        for (u32 r = 0; r < W; r++)
+          if (r != p.rank) load(r, mine + place(p.rank, r) * slot);
+      }
+      if (!f.ok) return;
 #pragma unroll
-          for (u32 r = 1; r < W; r++) a.add(op, x[u][r]);
-          storeWeak(out + at + u * step, a.template result<W>(op, W));
+      for (u32 u = 0; u < N; u++) {
+        Accumulator<T, Op, 4> a;
+#pragma unroll
+        for (u32 r = 0; r < W; r++) {
+          const u32 mask = r == p.rank ? 0 : ~0u; // the own vector is not sealed
+#pragma unroll
+          for (int i = 0; i < 4; i++) x[u][r].w[i] ^= mask;
+          if (r == 0)
+            a.first(x[u][r]);
+          else
+            a.add(op, x[u][r]);
         }
-      };
+        storeStrong(out + at + u * step, a.template result<W>(op, W));
+#pragma unroll
+        for (u32 r = 0; r < W; r++)
+          if (r != p.rank) storeWeak(mine + place(p.rank, r) * slot + at + u * step, Words<4>{});
+      }
+    };
+#pragma unroll 1
+    for (u32 c = pair; c < chunks && f.ok; c += pairs) {
+      const u32 first = c * chunk, n = vectorsOf(p.rank, first);
+      if (n == 0) break;
       if (n < chunk) { // the last one
         Words<4> x[1][W];
-        for (u32 i = tid; i < n; i += threads) combine((first + i) * 16ull, x);
+        for (u32 i = tid; i < n && f.ok; i += threads) combine((first + i) * 16ull, x);
         continue;
       }
-      Words<4> x[V][W];
-#pragma unroll 1
-      for (u32 u = 0; u < F; u += V) combine((first + tid + u * threads) * 16ull, x);
+      Words<4> x[F][W];
+      combine((first + tid) * 16ull, x);
     }
-    __syncthreads();
+    if (!__syncthreads_and(f.ok)) return;
     if (told) {
-      fenceSystem(); // what was loaded was loaded before the place is free, and what was stored to root is there
-      storeRelaxed(begun(f, peer, p.rank, alone ? 0 : blockIdx.x - 1), epoch);
+      fenceSystem(); // what was emptied was before the place is free, and what was stored to root is there
+      storeRelaxed(begun(f, peer, p.rank, sender), epoch);
     }
   }
-  if (stores && p.rank == root) {
+  if (sends && p.rank == root) {
     if (told) {
       const u64 taken = begun(f, root, peer);
       while (late(loadAcquire(taken), epoch))

@@ -143,15 +143,13 @@ func ScatterWhole(dtype string, op, world int, toRoot, hopper bool) (Kernel, boo
 // ScatterFlow finds the kernel that takes the place of ScatterWhole's for a reduce-scatter of long shares, or a long reduce, and whether there is one: wherever that has one. It takes
 // PushParams, of which Slot is ScatterSpan of OneShotPush for a share and Shard the root, or the number of ranks of a reduce-scatter. Out is root's on every rank then, and Vectors the message's. It has blocks of whole warps and at most 256 threads, at least two of them, and a workspace of
 // ScatterFlowBytes.
-func ScatterFlow(dtype string, op, world int, hopper bool) (Kernel, bool) {
-	k, ok := scatterOfVectors("flow", dtype, op, world, hopper)
-	k.Overlap = false // with which it is slower
-	return k, ok
+func ScatterFlow(dtype string, op, world int) (Kernel, bool) {
+	return scatterOfVectors("flow", dtype, op, world, false) // with the overlap of newer devices it is slower
 }
 
-// ScatterFlowBytes is the size of the workspace of ScatterFlow's kernel between so many ranks, for shares of bytes by blocks of so many threads.
-func ScatterFlowBytes(bytes int64, world, threads int) int64 {
-	return int64(world-1) * (ScatterSpan(OneShotPush, bytes) + 4*ScatterFlowChunks(bytes, world, threads))
+// ScatterFlowBytes is the size of the workspace of ScatterFlow's kernel between so many ranks, for shares of bytes: a slot of each of the others.
+func ScatterFlowBytes(bytes int64, world int) int64 {
+	return int64(world-1) * ScatterSpan(OneShotPush, bytes)
 }
 
 // ScatterFlowChunks is how many chunks a share of bytes has, of which each two blocks of so many threads do every so many-th.

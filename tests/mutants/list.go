@@ -2270,9 +2270,9 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
-		file: "kernels/reduce_push.go", why: "the workspace of a reduce-scatter in chunks has no room for flags", tests: []stage{{"kernels", "TestRoomForFlags", usual}},
-		old: "\t\ts.Workspace = ptx.ScatterFlowBytes(share, size, flowThreads(share, size))\n",
-		new: "\t\ts.Workspace = int64(size-1) * span\n",
+		file: "kernels/reduce_push.go", why: "a reduce-scatter in chunks takes the room that one in lines has", tests: []stage{{"kernels", "TestRoomInChunks", usual}},
+		old: "\t\ts.Workspace = ptx.ScatterFlowBytes(share, size)\n",
+		new: "",
 	},
 	{
 		file: "kernels/reduce_push.go", why: "what is combined in chunks goes to the rank's own output and not to root's", tests: []stage{{"kernels", "TestScatterInChunks", usual}},
@@ -2285,7 +2285,7 @@ var mutants = []mutant{
 		new: "\t\troot = 0\n",
 	},
 	{
-		file: "kernels/reduce_push.go", why: "the last rank that combines for root has no room for its share", tests: []stage{{"kernels", "TestRoomForFlags", usual}},
+		file: "kernels/reduce_push.go", why: "the last rank that combines for root has no room for its share", tests: []stage{{"kernels", "TestRoomInChunks", usual}},
 		old: "\t\tshare = shareElements(vectors, size-1) * 16\n",
 		new: "\t\tshare = vectors / int64(size-1) * 16\n",
 	},
