@@ -13,6 +13,7 @@ import (
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/tensor"
 )
 
 // hooked is a launch that calls a function when it is enqueued.
@@ -136,6 +137,61 @@ func TestRunWhileClosing(t *testing.T) {
 		return <-closed
 	})
 	assert.Empty(t, m.left())
+}
+
+// TestRunWhileFreeing: a run that has begun to be enqueued keeps the memory that it is on until it is, so that the Close of a tensor, of a heap or of the
+// memory waits for it.
+func TestRunWhileFreeing(t *testing.T) {
+	for _, c := range []string{"tensor", "piece", "memory"} {
+		t.Run(c, func(t *testing.T) {
+			m := newMachine(1, map[string]fake{"still": still})
+			onRanks(t, 1, patience, m.open, func(ctx context.Context, r *rank) error {
+				heap, err := tensor.NewHeap(ctx, r.m, 1<<20)
+				if err != nil {
+					return err
+				}
+				piece, err := heap.Zeros(ctx, tensor.Float32, elements)
+				if err != nil {
+					return err
+				}
+				x := map[string]*tensor.Tensor{"tensor": r.x, "piece": piece, "memory": r.x}[c]
+				end := func() error { return errors.Join(x.Close(ctx), heap.Close(ctx)) }
+				r.over = x == r.x
+				if c == "memory" {
+					end = func() error { return r.m.Close(ctx) }
+				}
+				p, err := collective.New(ctx, r.m, collective.Spec{Name: "still", Tensors: []tensor.SymmetricTensor{x}, CUDA: &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 1, Threads: 32}})
+				if err != nil {
+					return err
+				}
+				closed := make(chan error, 1)
+				early := false
+				err = p.Run(&asked{r.s, func() {
+					ended := make(chan struct{})
+					go func() { closed <- end(); close(ended) }()
+					select {
+					case <-ended:
+						early = true
+					case <-time.After(briefly):
+					}
+				}})
+				if early || !errors.Is(err, errs.ErrInvalid) { // the stream is none of the device's
+					return fmt.Errorf("freed while a run was being enqueued: %t; the run gave %w", early, err)
+				}
+				if err := <-closed; err != nil {
+					return err
+				}
+				if err := p.Run(r.s); !errors.Is(err, errs.ErrClosed) {
+					return fmt.Errorf("a run behind it gave %w", err)
+				}
+				if c == "memory" {
+					return nil
+				}
+				return p.Close(ctx)
+			})
+			assert.Empty(t, m.left())
+		})
+	}
 }
 
 // TestGraphBesideRun: a graph of a plan that is launched on another stream while a run that was not recorded is under way is an error of its

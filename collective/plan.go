@@ -83,6 +83,8 @@ func (p *Plan) Run(s device.Stream) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	held := p.memory.Hold() // what is there now is there until the run is enqueued
+	defer held.End()
 	if err := p.usable(); err != nil {
 		return fmt.Errorf("running %s: %w", p.name, err)
 	}

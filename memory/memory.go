@@ -50,6 +50,7 @@ type Memory struct {
 
 	locals    locals // calls that Close waits for before it closes the backend
 	enqueuing entry  // stands for the memory's own signals in calls that enqueue them
+	holds     holds  // calls that enqueue work on any memory of it
 
 	closed   atomic.Bool // Close was called; set under mu
 	again    atomic.Bool // the last Close has kept everything, and can be called again
@@ -119,14 +120,7 @@ func (e *entry) unuse() {
 // seal refuses work from now on, and waits for calls that are enqueueing some.
 func (e *entry) seal(ctx context.Context) error {
 	e.closing.Store(true)
-	for e.uses.Load() > 0 {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(50 * time.Microsecond):
-		}
-	}
-	return nil
+	return poll(ctx, func() bool { return e.uses.Load() == 0 })
 }
 
 // New returns the memory of this rank of g over b, which it owns from then on. It is local: the first rendezvous makes the workspace.
@@ -554,12 +548,15 @@ func (m *Memory) freeEntry(ctx context.Context, e *entry, gaveUp error) error {
 }
 
 // idle waits until this rank's device, and the library that moves data behind its back if there is one, has nothing left to do. No more
-// work is enqueued on the entries that are to go.
+// work is enqueued on the entries that are to go, nor on memory that was refused before.
 func (m *Memory) idle(ctx context.Context, going ...*entry) error {
 	for _, e := range going {
 		if err := e.seal(ctx); err != nil {
 			return err
 		}
+	}
+	if err := m.holds.drain(ctx); err != nil {
+		return err
 	}
 	if err := m.device.Synchronize(ctx); err != nil {
 		return err

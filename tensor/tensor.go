@@ -509,7 +509,7 @@ func Lasting(t SymmetricTensor) (SymmetricTensor, error) {
 	return lasting, nil
 }
 
-// Close gives the memory back when this rank's device has nothing left to do, until when it blocks. After a rendezvous, of a slice too, it
+// Close gives the memory back when this rank's device has nothing left to do, and no goroutine is enqueueing a plan's run, until when it blocks. After a rendezvous, of a slice too, it
 // is collective: it waits for all ranks, so that nobody unmaps what a peer may still write. Slices end with it. If ctx ends while this rank's
 // device still works, nothing is given back: close again. If a peer is lost (ErrPeerLost) this rank's memory is given back all the same. If the
 // ranks close different tensors at once, or one of them is in another call, all get ErrMismatch: see [memory.Memory.Free]. A

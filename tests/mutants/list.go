@@ -636,8 +636,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "freeing does not wait for calls that enqueue", tests: inSuite,
-		old: "\tfor e.uses.Load() > 0 {",
-		new: "\tfor false {",
+		old: "return poll(ctx, func() bool { return e.uses.Load() == 0 })",
+		new: "return nil",
 	},
 	{
 		file: "memory/memory.go", why: "work is enqueued on memory that is being freed", tests: inSuite,
@@ -2193,6 +2193,26 @@ var mutants = []mutant{
 		file: "collective/plan.go", why: "closing a plan does not wait for the device", tests: inCollective,
 		old: "\t\tbusy = p.device.Synchronize(ctx)\n",
 		new: "",
+	},
+	{
+		file: "collective/plan.go", why: "memory is released while a run is being enqueued on it", tests: []stage{{"collective", "TestRunWhileFreeing", usual}},
+		old: "\theld := p.memory.Hold() // what is there now is there until the run is enqueued\n\tdefer held.End()\n",
+		new: "",
+	},
+	{
+		file: "memory/memory.go", why: "whoever releases memory waits for no holds", tests: []stage{{"collective", "TestRunWhileFreeing", usual}},
+		old: "\tif err := m.holds.drain(ctx); err != nil {\n\t\treturn err\n\t}\n",
+		new: "",
+	},
+	{
+		file: "memory/holds.go", why: "of holds only those of one count are waited for", tests: []stage{{"memory", "TestHolds", usual}},
+		old: "\tfor range h.counts {",
+		new: "\tfor range 1 {",
+	},
+	{
+		file: "memory/holds.go", why: "a hold counts where nobody waits for it", tests: []stage{{"memory", "TestHolds", usual}},
+		old: "(h.turn.Add(1)-1)&1]",
+		new: "h.turn.Add(1)&1]",
 	},
 	{
 		file: "collective/plan.go", why: "a plan that has failed can be run", tests: with(inCollective, kills),
