@@ -165,12 +165,17 @@ type farStore struct {
 	word   [wordBytes]byte
 }
 
-// Post begins to put value.
+// Post begins to put value. The one before, if that was given up and may still arrive, is to arrive as it was.
 func (s *farStore) Post(value uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.ready(); err != nil {
+		return err
+	}
 	binary.LittleEndian.PutUint64(s.word[:], value)
 	if err := s.backend.device.CopyFromHost(s.source, s.word[:]); err != nil {
 		return err
 	}
-	_, err := s.Start()
+	_, err := s.start()
 	return err
 }

@@ -314,19 +314,29 @@ func mappingOf(m backend.Mapping) *mapping {
 func (t *transfer) Start() (device.HostProgress, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.start()
+}
+
+// ready is the error of a start now; t.mu is held.
+func (t *transfer) ready() error {
 	if t.running { // or a run was given up, which nobody polls any more
 		if ended, err := t.ended.Query(); !ended {
-			return nil, fmt.Errorf("starting a transfer: %w", errors.Join(errs.ErrInProgress, err))
+			return fmt.Errorf("starting a transfer: %w", errors.Join(errs.ErrInProgress, err))
 		}
 		t.running = false
 	}
-	b, p := t.backend, t.by
-	if lost := b.group.Err(); lost != nil {
-		return nil, lost // the communicator is given up soon
+	if lost := t.backend.group.Err(); lost != nil {
+		return lost // the communicator is given up soon
 	}
-	if err := p.red.given(); err != nil {
+	return t.by.red.given()
+}
+
+// start is Start; t.mu is held.
+func (t *transfer) start() (device.HostProgress, error) {
+	if err := t.ready(); err != nil {
 		return nil, err
 	}
+	b, p := t.backend, t.by
 	if err := b.device.WithContext(t.call); err != nil {
 		err = b.explain(err)
 		b.giveUpBeside(p.red, err)

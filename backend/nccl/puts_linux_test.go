@@ -572,6 +572,50 @@ func TestPutArrivesLate(t *testing.T) {
 	m.requireClean(t)
 }
 
+// TestPutFlagArrivesAsItWas: a value that was given up and arrives after all is not the one that somebody has tried to put since.
+func TestPutFlagArrivesAsItWas(t *testing.T) {
+	m := newMachine(1)
+	m.version, m.gin = 23203, true
+	h := hosts{"a", "b"}
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		o := h.options(m, g.Rank())
+		o.KernelTimeout = time.Second
+		return withMemory(ctx, g, o, func(b *Backend, _ *memory.Memory) error {
+			f, err := b.NewFlags(ctx, 1)
+			if err != nil {
+				return err
+			}
+			if g.Rank() == 1 {
+				if err := g.Barrier(ctx, "put"); err != nil {
+					return err
+				}
+				f.Progress()
+				if got := f.Words()[0].Load(); got != 7 {
+					err = fmt.Errorf("%d has come", got)
+				}
+				return errors.Join(err, g.Barrier(ctx, "seen"), f.Close())
+			}
+			store, err := f.PrepareStore(1, 0)
+			if err != nil {
+				return err
+			}
+			m.set(func() { m.unputtable = func(rank int) bool { return rank == 1 } })
+			for err = store.Post(7); err == nil; time.Sleep(time.Millisecond) {
+				_, err = store.Poll()
+			}
+			if !strings.Contains(err.Error(), "have not ended") {
+				return fmt.Errorf("the error is %w", err)
+			}
+			if err := store.Post(8); !errors.Is(err, errs.ErrInProgress) {
+				return fmt.Errorf("put beside it: %w", err)
+			}
+			m.set(func() { m.unputtable = nil })
+			return errors.Join(b.Quiesce(ctx), g.Barrier(ctx, "put"), g.Barrier(ctx, "seen"), store.Close(), f.Close())
+		})
+	}))
+	m.requireClean(t)
+}
+
 // TestPutFlagsKeepWords: what a rank makes of its own words stays, until a peer writes them, whatever that is: a count that comes to 0 when it wraps around, too.
 func TestPutFlagsKeepWords(t *testing.T) {
 	for _, value := range []uint64{8, 0} {

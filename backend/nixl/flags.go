@@ -170,10 +170,13 @@ type flagStore struct {
 	source *atomic.Uint64
 }
 
-// Post begins to write value.
+// Post begins to write value. The one before, if that was given up and may still arrive, is to arrive as it was.
 func (s *flagStore) Post(value uint64) error {
-	s.source.Store(value)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.ready(); err != nil {
+		return err
+	}
+	s.source.Store(value)
 	return s.start()
 }

@@ -23,6 +23,14 @@ import (
 	"github.com/symmem/symmem/memory"
 )
 
+// TestFlagUnderWayKeepsItsWord: a value that was given up and may still arrive is not the one that somebody tries to write since.
+func TestFlagUnderWayKeepsItsWord(t *testing.T) {
+	s := &flagStore{&transfer{running: true}, new(atomic.Uint64)}
+	s.source.Store(7)
+	require.ErrorIs(t, s.Post(8), errs.ErrInProgress)
+	require.EqualValues(t, 7, s.source.Load())
+}
+
 // TestFlagsOfARankThatIsNotTold: a rank that never hears that all ranks have flags keeps its own, which the others write to.
 func TestFlagsOfARankThatIsNotTold(t *testing.T) {
 	var fakes network

@@ -83,8 +83,8 @@ func (t *transfer) Start() (device.HostProgress, error) {
 	return t, nil
 }
 
-// start posts the request; t.mu is held.
-func (t *transfer) start() error {
+// ready is the error of a start now; t.mu is held.
+func (t *transfer) ready() error {
 	if t.closed {
 		return fmt.Errorf("starting a transfer: %w", errs.ErrClosed)
 	}
@@ -93,6 +93,14 @@ func (t *transfer) start() error {
 	}
 	if lost := t.backend.group.Err(); lost != nil {
 		return lost // the library may find that it ends well all the same, if the peer's memory is still there
+	}
+	return nil
+}
+
+// start posts the request; t.mu is held.
+func (t *transfer) start() error {
+	if err := t.ready(); err != nil {
+		return err
 	}
 	t.running, t.ended, t.began, t.failure = true, false, time.Now(), nil
 	if err := t.prepare(); err != nil {

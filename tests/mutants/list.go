@@ -2215,6 +2215,16 @@ var mutants = []mutant{
 		new: "h.turn.Add(1)&1]",
 	},
 	{
+		file: "backend/nccl/flags.go", why: "a value that is refused arrives in place of the one under way", tests: []stage{{"backend/nccl", "TestPutFlagArrivesAsItWas", usual}},
+		old: "\tif err := s.ready(); err != nil {\n\t\treturn err\n\t}\n",
+		new: "",
+	},
+	{
+		file: "backend/nixl/flags.go", why: "a value that is refused arrives in place of the one under way", tests: []stage{{"backend/nixl", "TestFlagUnderWayKeepsItsWord", usual}},
+		old: "\tif err := s.ready(); err != nil {\n\t\treturn err\n\t}\n",
+		new: "",
+	},
+	{
 		file: "collective/plan.go", why: "a plan that has failed can be run", tests: with(inCollective, kills),
 		old: "\tif err := p.Err(); err != nil {\n\t\treturn err\n\t}\n\tfor _, t",
 		new: "\tfor _, t",
