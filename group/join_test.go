@@ -320,14 +320,17 @@ func TestJoinFindsSomethingElse(t *testing.T) {
 	require.NoError(t, nobody.Close())
 	silent := answering(t, drain)
 	closing := answering(t, func(net.Conn) {})
-	for _, addr := range []string{nobody.Addr().String(), silent, closing} {
-		_, err := Join(testContext(t), &Options{Rank: 1, WorldSize: 2, Addr: addr, Timeout: 300 * time.Millisecond})
+	for i, addr := range []string{nobody.Addr().String(), silent, closing} {
+		served := i == 0
+		_, err := Join(testContext(t), &Options{Rank: 1, WorldSize: 2, Addr: addr, Served: served, Timeout: 300 * time.Millisecond})
 		var failed *ConnectError
 		require.ErrorAs(t, err, &failed)
 		require.ErrorIs(t, err, ErrUnavailable)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Equal(t, addr, failed.Addr)
 		require.Positive(t, failed.Attempts)
+		require.Equal(t, served, failed.Served)
+		require.ErrorContains(t, err, map[bool]string{false: "is rank 0 running", true: "is what serves it (symmem run, symmem rendezvous) running"}[served])
 		t.Log(err)
 	}
 }

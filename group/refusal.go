@@ -82,6 +82,7 @@ func quoteJob(name string) string {
 // context that ended and to the last attempt's.
 type ConnectError struct {
 	Addr     string        // where the service was looked for
+	Served   bool          // whether it is to be in a process of its own, as [Options].Served says, and not rank 0's
 	Attempts int           // how often
 	Waited   time.Duration // for how long
 	Last     error         // why the last attempt failed
@@ -90,8 +91,12 @@ type ConnectError struct {
 
 // Error names the address and the last cause.
 func (e *ConnectError) Error() string {
-	return fmt.Sprintf("no rendezvous service at %s after %d attempts in %v; is rank 0 running, and is this its address? last attempt: %v",
-		e.Addr, e.Attempts, e.Waited.Round(time.Millisecond), e.Last)
+	who := "rank 0"
+	if e.Served {
+		who = "what serves it (symmem run, symmem rendezvous)"
+	}
+	return fmt.Sprintf("no rendezvous service at %s after %d attempts in %v; is %s running, and is this its address? last attempt: %v",
+		e.Addr, e.Attempts, e.Waited.Round(time.Millisecond), who, e.Last)
 }
 
 // Is reports that a ConnectError is ErrUnavailable.

@@ -145,7 +145,7 @@ func (r *remote) find(ctx context.Context, again bool) (*link, error) {
 		case <-pause.C:
 		case <-ctx.Done():
 			pause.Stop()
-			return nil, &ConnectError{Addr: o.Addr, Attempts: attempts, Waited: time.Since(started), Last: last, Err: ctx.Err()}
+			return nil, &ConnectError{Addr: o.Addr, Served: o.Served, Attempts: attempts, Waited: time.Since(started), Last: last, Err: ctx.Err()}
 		}
 		backoff = min(2*backoff, lastBackoff)
 	}
