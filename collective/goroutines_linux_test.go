@@ -112,6 +112,25 @@ type asked struct {
 
 func (s *asked) Capturing() bool { s.f(); return s.Stream.Capturing() }
 
+// endsBehindRun is the error of end, which another goroutine calls while a run of p is being enqueued. That it ends before is an error.
+func (r *rank) endsBehindRun(p *collective.Plan, end func() error) error {
+	ended := make(chan error, 1)
+	early := false
+	err := p.Run(&asked{r.s, func() {
+		over := make(chan struct{})
+		go func() { ended <- end(); close(over) }()
+		select {
+		case <-over:
+			early = true
+		case <-time.After(briefly):
+		}
+	}})
+	if early || !errors.Is(err, errs.ErrInvalid) { // the stream is none of the device's
+		return fmt.Errorf("it ended while a run was being enqueued: %t; the run gave %w", early, err)
+	}
+	return <-ended
+}
+
 // TestRunWhileClosing: a run that has begun to be enqueued keeps the plan until it is, so that Close waits for it.
 func TestRunWhileClosing(t *testing.T) {
 	m := newMachine(1, map[string]fake{"still": still})
@@ -120,21 +139,7 @@ func TestRunWhileClosing(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		closed := make(chan error, 1)
-		early := false
-		err = p.Run(&asked{r.s, func() {
-			ended := make(chan struct{})
-			go func() { closed <- p.Close(ctx); close(ended) }()
-			select {
-			case <-ended:
-				early = true
-			case <-time.After(briefly):
-			}
-		}})
-		if early || !errors.Is(err, errs.ErrInvalid) { // the stream is none of the device's
-			return fmt.Errorf("closed while a run was being enqueued: %t; the run gave %w", early, err)
-		}
-		return <-closed
+		return r.endsBehindRun(p, func() error { return p.Close(ctx) })
 	})
 	assert.Empty(t, m.left())
 }
@@ -164,21 +169,7 @@ func TestRunWhileFreeing(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				closed := make(chan error, 1)
-				early := false
-				err = p.Run(&asked{r.s, func() {
-					ended := make(chan struct{})
-					go func() { closed <- end(); close(ended) }()
-					select {
-					case <-ended:
-						early = true
-					case <-time.After(briefly):
-					}
-				}})
-				if early || !errors.Is(err, errs.ErrInvalid) { // the stream is none of the device's
-					return fmt.Errorf("freed while a run was being enqueued: %t; the run gave %w", early, err)
-				}
-				if err := <-closed; err != nil {
+				if err := r.endsBehindRun(p, end); err != nil {
 					return err
 				}
 				if err := p.Run(r.s); !errors.Is(err, errs.ErrClosed) {
