@@ -145,9 +145,9 @@ func TestRunWhileClosing(t *testing.T) {
 }
 
 // TestRunWhileFreeing: a run that has begun to be enqueued keeps the memory that it is on until it is, so that the Close of a tensor, of a heap or of the
-// memory waits for it.
+// memory, or the Free of an allocation, waits for it.
 func TestRunWhileFreeing(t *testing.T) {
-	for _, c := range []string{"tensor", "piece", "memory"} {
+	for _, c := range []string{"tensor", "allocation", "piece", "memory"} {
 		t.Run(c, func(t *testing.T) {
 			m := newMachine(1, map[string]fake{"still": still})
 			onRanks(t, 1, patience, m.open, func(ctx context.Context, r *rank) error {
@@ -159,9 +159,19 @@ func TestRunWhileFreeing(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				x := map[string]*tensor.Tensor{"tensor": r.x, "piece": piece, "memory": r.x}[c]
+				x := r.x
+				if c == "piece" {
+					x = piece
+				}
 				end := func() error { return errors.Join(x.Close(ctx), heap.Close(ctx)) }
 				r.over = x == r.x
+				if c == "allocation" { // of which the tensor does not hear
+					w, _, err := x.Window()
+					if err != nil {
+						return err
+					}
+					end = func() error { return errors.Join(r.m.Free(ctx, w.Allocation()), heap.Close(ctx)) }
+				}
 				if c == "memory" {
 					end = func() error { return r.m.Close(ctx) }
 				}

@@ -29,7 +29,8 @@ type Plan struct {
 	workspace  *memory.Workspace
 	work       work
 	held       held
-	lives      []life // that a recorded run asks for when it runs
+	windows    []*memory.Window // of the tensors
+	lives      []life           // that a recorded run asks for when it runs
 
 	failed atomic.Pointer[error]
 
@@ -148,6 +149,11 @@ func (p *Plan) usable() error {
 			return err
 		}
 	}
+	for _, w := range p.windows {
+		if err := w.Usable(); err != nil {
+			return err
+		}
+	}
 	return p.memory.Err()
 }
 
@@ -228,18 +234,19 @@ func (p *Plan) fail(err error) error {
 // life is memory that a plan works on, for as long as Err is nil.
 type life interface{ Err() error }
 
-// livesOn lists the memory that the plan works on.
-func (p *Plan) livesOn() []life {
-	lives := []life{p.workspace}
+// liveOn notes the memory that the plan works on.
+func (p *Plan) liveOn() {
+	p.lives = []life{p.workspace}
+	noted := map[*memory.Window]bool{}
 	for _, t := range p.spec.Tensors {
 		if t.Bytes() == 0 {
 			continue
 		}
-		if w, _, err := t.Window(); err == nil {
-			lives = append(lives, w)
+		if w, _, err := t.Window(); err == nil && !noted[w] {
+			noted[w] = true
+			p.windows, p.lives = append(p.windows, w), append(p.lives, w)
 		}
 	}
-	return lives
 }
 
 // released is the error of a run that a graph has kept until the plan, a tensor of it or its group was closed; nil before. Run refuses

@@ -128,7 +128,7 @@ func (p *Plan) prepare(ctx context.Context, form form, failure error) error {
 		return err
 	}
 	p.workspace = workspace
-	p.lives = p.livesOn()
+	p.liveOn()
 	a := &Addresses{plan: p, dataAt: form.dataAt()}
 	err = a.enableMulticast(ctx)
 	if err == nil {

@@ -74,5 +74,5 @@ func TestFlowGeometry(t *testing.T) {
 	}
 	assert.Equal(t, launchGeometry{blocks: 132, threads: 256}, flowGeometry(16<<20, 4, 132))
 	assert.Equal(t, launchGeometry{blocks: 132, threads: 128}, flowGeometry(16<<20/3, 4, 132))
-	assert.Equal(t, 256, flowThreads(1<<20, 2), "to one peer a block stores half as much between two fences")
+	assert.Equal(t, 256, flowThreads(1<<20, 2), "between two the first and the last chunk are few of all")
 }

@@ -49,7 +49,7 @@ func (r *reduction) byPush(s *collective.Spec) {
 		s.Workspace = ptx.ScatterFlowBytes(share, size)
 	}
 	s.CUDA = &collective.Kernel{
-		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, EarlyEpoch: whole && !flow && r.scatter,
+		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, EarlyEpoch: whole,
 		Fit: func(multiprocessors int) (blocks, threads int) {
 			g := geometry(r.algorithm, share, 0, size, multiprocessors)
 			switch {

@@ -246,6 +246,9 @@ func TestRoomInChunks(t *testing.T) {
 		if reduce.Workspace != s.Workspace || !strings.HasSuffix(reduce.Parameters, ", whole in chunks") {
 			err = errors.Join(err, fmt.Errorf("a workspace of %d bytes, and %d were expected; parameters %q", reduce.Workspace, s.Workspace, reduce.Parameters))
 		}
+		if !s.CUDA.EarlyEpoch || !reduce.CUDA.EarlyEpoch {
+			err = errors.Join(err, errors.New("records say that a run has ended, and they do not say that its lines are empty"))
+		}
 		err = errors.Join(err, inErr2, reduce.Failure)
 		return errors.Join(inErr, outErr, err, s.Failure, x.Close(ctx))
 	})

@@ -18,7 +18,7 @@ func (h Hold) End() {
 }
 
 // Hold begins a call that asks whether memory of m is still there and then enqueues work on it, as the runs of plans do: between the two nothing of m is released. Whatever
-// releases memory refuses its use first, and then waits for the holds that were there, and for the device. So take one before asking, and call nothing that releases memory, or waits for who
+// releases memory refuses its use first ([Window.Usable]), and then waits for the holds that were there, and for the device. So take one before asking, and call nothing that releases memory, or waits for who
 // does, before End. Local; it does not block, and costs some nanoseconds.
 func (m *Memory) Hold() Hold {
 	if m == nil {

@@ -87,6 +87,20 @@ func (w *Window) Err() error {
 	return nil
 }
 
+// Usable is Err, and ErrClosed too as soon as somebody has begun to free the allocation, or the heap that it is in. Within a [Memory.Hold] the memory is there until its End if
+// Usable is nil. Should the device be found busy, so that nothing is freed, it is nil again.
+func (w *Window) Usable() error {
+	if err := w.Err(); err != nil {
+		return err
+	}
+	for e := w.entry; e != nil; e = e.whole {
+		if e.closing.Load() {
+			return fmt.Errorf("window: it is being freed: %w", errs.ErrClosed)
+		}
+	}
+	return nil
+}
+
 // Mapping is the backend's view of the window, for the backend itself; nil for an empty window.
 func (w *Window) Mapping() backend.Mapping { return w.orZero().mapping }
 

@@ -170,7 +170,7 @@ type flagStore struct {
 	source *atomic.Uint64
 }
 
-// Post begins to write value. The one before, if that was given up and may still arrive, is to arrive as it was.
+// Post begins to write value. Where it is refused the word stays as it was.
 func (s *flagStore) Post(value uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

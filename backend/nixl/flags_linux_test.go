@@ -23,7 +23,7 @@ import (
 	"github.com/symmem/symmem/memory"
 )
 
-// TestFlagUnderWayKeepsItsWord: a value that was given up and may still arrive is not the one that somebody tries to write since.
+// TestFlagUnderWayKeepsItsWord: a value that is refused is not what one under way brings.
 func TestFlagUnderWayKeepsItsWord(t *testing.T) {
 	s := &flagStore{&transfer{running: true}, new(atomic.Uint64)}
 	s.source.Store(7)

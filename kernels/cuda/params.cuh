@@ -107,7 +107,7 @@ static_assert(sizeof(Params) == 304, "Params");
 //   twoshot_flow  [world][blocks][kFlowSlots] laps of span bytes, a multiple of 128 that the host chooses
 //   scatter_ll, scatter_push  [2][world] slots by writer, of span = round128(16 * lines of the longest share, wherever it begins)
 //   scatter_whole, scatter_root  the same
-//   scatter_flow  [world-1] slots by writer, of round128(16 * vectors of a share), and [world-1][chunks] flags of 4 bytes. See whole.cuh
+//   scatter_flow  [world-1] slots by writer, of round128(16 * vectors of a share). See whole.cuh
 //   lines_<pattern>  [2][world] slots by writer, of round256(32 * vectors of a piece)
 //   others        nothing
 enum : u32 { kFlagStart = 0, kFlagEnd = 1, kFlagFull = 0, kFlagFree = 2 };

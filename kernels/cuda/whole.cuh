@@ -203,11 +203,13 @@ SYMMEM_DEVICE constexpr u32 flowVectors(int world) { return world == 2 ? 8 : wor
 // scatterFlow is a reduce-scatter of long shares, or a reduce to the rank p.shard, if that is one: then all other ranks have shares, from the one behind it on, of which the
 // last may be shorter, and store what they combine to its output (p.out). Of each two blocks the first sends chunks of the other ranks' shares to their workspaces, in lines as those of
 // scatterWhole, and the second combines the chunks of this rank's share as their lines come: so the links always have something to carry, and nobody fences. A line has one place, which is
-// free when its owner's second block has emptied it in the launch before: it tells the writers' first blocks by kFlagBegun, which here counts launches that were taken. First blocks wait
-// for nothing of their own launch, and second blocks for first ones only, which have the lower number and so begin first where not all are at work at a time. It is launched
-// behind the launch before: where it may begin early, all of them take longer. Root's second blocks have
+// free when its owner's second block has emptied it in the launch before: it tells the writers' first blocks by kFlagBegun, which here counts launches that were taken. Until they have sent, first blocks wait
+// for nothing of their own launch, and second blocks of a reduce-scatter for first ones only, which have the lower number and so begin first where not all are at work at a time. It is launched
+// behind the launch before: where it may begin early, all of them take longer. Of a reduce, root's second blocks have
 // nothing to combine and tell the others at once, who wait for that before they store: root's output is free then, and in place a line of root's says that root has read what is stored
-// in its place. Root's first blocks wait at the end until the others' second blocks have combined, and hence stored.
+// in its place. Root's first blocks wait at the end until the others' second blocks have combined, and hence stored; so of each two both are to be at work, which the host sees to.
+//
+// The record is no sign for the host that lines are empty: only those that tell a peer fence. So a plan changes streams when its stream has come to its end.
 //
 // The workspace is, of each owner, [W-1] slots of p.slot vectors by writer, the one behind the owner first.
 template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushParams<W> &p) {

@@ -2200,6 +2200,16 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
+		file: "collective/plan.go", why: "a plan runs on an allocation that was freed", tests: []stage{{"collective", "TestRunWhileFreeing", usual}},
+		old: "\t\tif err := w.Usable(); err != nil {\n\t\t\treturn err\n\t\t}\n",
+		new: "\t\t_ = w\n",
+	},
+	{
+		file: "kernels/reduce_push.go", why: "a record says that lines of a reduce are empty", tests: []stage{{"kernels", "TestRoomInChunks", usual}},
+		old: ", EarlyEpoch: whole,",
+		new: ", EarlyEpoch: whole && r.scatter,",
+	},
+	{
 		file: "memory/memory.go", why: "whoever releases memory waits for no holds", tests: []stage{{"collective", "TestRunWhileFreeing", usual}},
 		old: "\tif err := m.holds.drain(ctx); err != nil {\n\t\treturn err\n\t}\n",
 		new: "",
@@ -2220,7 +2230,7 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
-		file: "backend/nixl/flags.go", why: "a value that is refused arrives in place of the one under way", tests: []stage{{"backend/nixl", "TestFlagUnderWayKeepsItsWord", usual}},
+		file: "backend/nixl/flags.go", why: "a value that is refused is written", tests: []stage{{"backend/nixl", "TestFlagUnderWayKeepsItsWord", usual}},
 		old: "\tif err := s.ready(); err != nil {\n\t\treturn err\n\t}\n",
 		new: "",
 	},
@@ -2231,8 +2241,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/plan.go", why: "a plan runs on a closed output", tests: inCollective,
-		old: "\t\tif err := t.Err(); err != nil {\n\t\t\treturn err\n\t\t}\n\t}\n\treturn p.memory.Err()",
-		new: "\t\t_ = t\n\t}\n\treturn p.memory.Err()",
+		old: "\t\tif err := t.Err(); err != nil {\n\t\t\treturn err\n\t\t}\n\t}\n\tfor _, w",
+		new: "\t\t_ = t\n\t}\n\tfor _, w",
 	},
 	{
 		file: "collective/plan.go", why: "a closed plan can be run", tests: inCollective,
