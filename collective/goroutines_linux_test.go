@@ -195,6 +195,29 @@ func TestRunWhileFreeing(t *testing.T) {
 	}
 }
 
+// TestRunOnClosedSlice: a plan on a slice does not run when that was closed, though its memory is there.
+func TestRunOnClosedSlice(t *testing.T) {
+	m := newMachine(1, map[string]fake{"still": still})
+	onRanks(t, 1, patience, m.open, func(ctx context.Context, r *rank) error {
+		part, err := r.x.Sub(10, 20)
+		if err != nil {
+			return err
+		}
+		p, err := collective.New(ctx, r.m, collective.Spec{Name: "still", Tensors: []tensor.SymmetricTensor{part}, CUDA: &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 1, Threads: 32}})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(p.Run(r.s), r.s.Synchronize(ctx), part.Close(ctx)); err != nil {
+			return err
+		}
+		if err := p.Run(r.s); !errors.Is(err, errs.ErrClosed) {
+			return fmt.Errorf("on a closed slice it gave %w", err)
+		}
+		return p.Close(ctx)
+	})
+	assert.Empty(t, m.left())
+}
+
 // TestGraphBesideRun: a graph of a plan that is launched on another stream while a run that was not recorded is under way is an error of its
 // stream, and does not disturb that run.
 func TestGraphBesideRun(t *testing.T) {

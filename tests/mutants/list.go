@@ -2240,7 +2240,7 @@ var mutants = []mutant{
 		new: "\tfor _, t",
 	},
 	{
-		file: "collective/plan.go", why: "a plan runs on a closed output", tests: inCollective,
+		file: "collective/plan.go", why: "a plan runs on a closed slice", tests: []stage{{"collective", "TestRunOnClosedSlice", usual}},
 		old: "\t\tif err := t.Err(); err != nil {\n\t\t\treturn err\n\t\t}\n\t}\n\tfor _, w",
 		new: "\t\t_ = t\n\t}\n\tfor _, w",
 	},
