@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -535,19 +536,43 @@ func TestQuotas(t *testing.T) {
 	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "after") }))
 }
 
-// TestFullOutbox fills what a rank has to send faster than it can be sent.
+// heldConn reads nothing while it is held.
+type heldConn struct {
+	net.Conn
+	held *atomic.Pointer[chan struct{}] // closed when reading goes on; nil if it is not held
+}
+
+func (c *heldConn) Read(b []byte) (int, error) {
+	if held := c.held.Load(); held != nil {
+		<-*held
+	}
+	return c.Conn.Read(b)
+}
+
+// TestFullOutbox fills what a rank has to send, while the service reads nothing.
 func TestFullOutbox(t *testing.T) {
 	t.Parallel()
 	lim := defaultLimits
 	lim.queued, lim.queueBytes = 8, 1<<20
-	l := &wrappingListener{Listener: listenLoopback(t), wrap: func(c net.Conn) net.Conn { return &slowConn{Conn: c, rate: 8 << 20} }}
+	var held atomic.Pointer[chan struct{}]
+	l := &wrappingListener{Listener: listenLoopback(t), wrap: func(c net.Conn) net.Conn { return &heldConn{c, &held} }}
 	groups, failures := joinOver(t, l, 2, Options{limits: &lim})
 	requireNone(t, failures)
 	s := groups[1].Store()
+	goOn := make(chan struct{})
+	open := sync.OnceFunc(func() { close(goOn) })
+	defer open()
+	defer time.AfterFunc(5*time.Second, open).Stop() // long before a rank counts as lost
+	held.Store(&goOn)
 	var wait sync.WaitGroup
 	results := make([]error, 16)
 	for i := range results {
-		wait.Go(func() { results[i] = s.Set(t.Context(), "k", bytes.Repeat([]byte{1}, 1<<20)) })
+		wait.Go(func() {
+			results[i] = s.Set(t.Context(), "k", bytes.Repeat([]byte{1}, 1<<20))
+			if _, full := errors.AsType[*QuotaError](results[i]); full {
+				open()
+			}
+		})
 	}
 	wait.Wait()
 	var q *QuotaError
