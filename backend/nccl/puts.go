@@ -314,6 +314,9 @@ func mappingOf(m backend.Mapping) *mapping {
 func (t *transfer) Start() (device.HostProgress, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if err := t.ready(); err != nil {
+		return nil, err
+	}
 	return t.start()
 }
 
@@ -331,11 +334,8 @@ func (t *transfer) ready() error {
 	return t.by.red.given()
 }
 
-// start is Start; t.mu is held.
+// start is Start of what is ready; t.mu is held.
 func (t *transfer) start() (device.HostProgress, error) {
-	if err := t.ready(); err != nil {
-		return nil, err
-	}
 	b, p := t.backend, t.by
 	if err := b.device.WithContext(t.call); err != nil {
 		err = b.explain(err)

@@ -77,9 +77,10 @@ func (t *transfer) prepare() error {
 func (t *transfer) Start() (device.HostProgress, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.start(); err != nil {
+	if err := t.ready(); err != nil {
 		return nil, err
 	}
+	t.start()
 	return t, nil
 }
 
@@ -97,21 +98,17 @@ func (t *transfer) ready() error {
 	return nil
 }
 
-// start posts the request; t.mu is held.
-func (t *transfer) start() error {
-	if err := t.ready(); err != nil {
-		return err
-	}
+// start posts the request of what is ready; t.mu is held.
+func (t *transfer) start() {
 	t.running, t.ended, t.began, t.failure = true, false, time.Now(), nil
 	if err := t.prepare(); err != nil {
 		t.fail(err)
-		return nil
+		return
 	}
 	ended, err := t.request.Post()
 	if t.ended = ended; err != nil {
 		t.fail(err)
 	}
-	return nil
 }
 
 // fail notes the library's error, and drops the request.
