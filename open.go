@@ -132,7 +132,7 @@ func joinOptions(cfg config.Config, opts *Options, log *slog.Logger) (*group.Opt
 	}
 	log.Info("launched", "by", launch.Source, "rank", launch.Rank, "world size", launch.WorldSize, "address", launch.Addr)
 	gopts := &group.Options{
-		Rank: launch.Rank, WorldSize: launch.WorldSize, LocalRank: max(launch.LocalRank, 0), Addr: launch.Addr, Job: launch.Job, Restart: launch.Restart,
+		Rank: launch.Rank, WorldSize: launch.WorldSize, LocalRank: max(launch.LocalRank, 0), Addr: launch.Addr, Ports: launch.Ports, Job: launch.Job, Restart: launch.Restart,
 		Served: cfg.RendezvousServed, Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout, BootID: opts.BootID, Logger: log,
 	}
 	if cfg.RendezvousFD >= 0 && launch.Rank == 0 {

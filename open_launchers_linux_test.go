@@ -95,6 +95,40 @@ func TestExampleUnderEveryLauncher(t *testing.T) {
 	}
 }
 
+// TestJobsOfOnePort: two jobs on one host at the same time, from whose ids the same port is made.
+func TestJobsOfOnePort(t *testing.T) {
+	l := launches[slices.IndexFunc(launches, func(l launched) bool { return l.name == "openmpi" })]
+	base, ids := strconv.Itoa(os.Getpid())+".", map[string]string{}
+	var jobs [][]variables
+	for n := 0; jobs == nil; n++ { // two of some hundred ids have one port
+		require.Less(t, n, 1<<14)
+		id := base + strconv.Itoa(n)
+		envs := make([]variables, l.ranks)
+		for rank := range envs {
+			envs[rank] = l.vars(strconv.Itoa(rank), id, 0)
+		}
+		launch, err := group.DetectLaunch(func(name string) string { return envs[0][name] }, nil)
+		require.NoError(t, err)
+		if other, ok := ids[launch.Addr]; ok {
+			others := make([]variables, l.ranks)
+			for rank := range others {
+				others[rank] = l.vars(strconv.Itoa(rank), other, 0)
+			}
+			jobs = [][]variables{envs, others}
+		}
+		ids[launch.Addr] = id
+	}
+	var all []variables
+	for rank := range l.ranks { // rank 0 of both at once
+		for _, envs := range jobs {
+			all = append(all, envs[rank])
+		}
+	}
+	for i, end := range runExample(t, t.TempDir(), all, nil) {
+		require.NoErrorf(t, end.err, "rank %d of job %d: %s", i/len(jobs), i%len(jobs), end.out)
+	}
+}
+
 // TestExampleRefuses: what a user has set and cannot be had is an error that says so, and not a world of one or another backend.
 func TestExampleRefuses(t *testing.T) {
 	l := launches[slices.IndexFunc(launches, func(l launched) bool { return l.name == "torchrun" })]

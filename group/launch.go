@@ -21,6 +21,7 @@ type Launch struct {
 	LocalWorldSize int    // number of the job's processes on this host; 0 if nothing says it
 	NodeRank       int    // number of this host in the job, from 0; -1 if nothing says it
 	Addr           string // host:port for the rendezvous service of rank 0; "" in a world of one that was not given any
+	Ports          int    // at how many ports from Addr's on the service may be, as [Options].Ports says; 0 is 1
 	Job            string // id of the job; "" if nothing says it
 	Restart        int    // how often the job was restarted
 	Source         string // who said so: "torchrun", "explicit", "explicit+slurm", "none"
@@ -35,7 +36,7 @@ type LaunchOptions struct {
 	// them in their order.
 	Launcher string
 	// Explicit overrides what is found, field by field; -1, 0 and "" (see NoLaunch) leave a field to what is found. nil
-	// overrides nothing. Source is not read.
+	// overrides nothing. Source is not read, and Ports only with an Addr.
 	Explicit *Launch
 }
 
@@ -66,9 +67,10 @@ const launchOp = "finding this process's place in the job"
 // 20480 + MASTER_PORT mod 8192 (29500 gives 25404; MASTER_PORT itself belongs to torchrun's own store); under srun the first
 // host of SLURM_STEP_NODELIST, where rank 0 runs unless the tasks were distributed arbitrarily; under mpirun on one host
 // 127.0.0.1; under mpirun in a Slurm job the first host of SLURM_JOB_NODELIST. Where there is no MASTER_PORT, the port is made
-// from the id of the job, between 20480 and 28671, so that jobs that run on one host at the same time have ports of their own. Hydra gives no id: on one
-// host its daemon's process stands for it, to which the socket PMI_FD leads (on Linux). Where nothing gives an address it is an error. Every rank comes to the same
-// address by itself; nothing here makes sure that the port is free on rank 0's host.
+// from the id of the job, between 20480 and 28671, and Ports is 8, so that jobs that run on one host at the same time have ports of their own, also where two ids
+// give the same. Hydra gives no id: on one host its daemon's process stands for it, to which the socket PMI_FD leads (on Linux). Where there is neither, Ports
+// is 0. Where nothing gives an address it is an error. Every rank comes to the same address by itself; nothing here makes sure that a port is free on rank 0's
+// host.
 //
 // Every error is ErrInvalid or lists errors that are.
 func DetectLaunch(getenv func(string) string, opts *LaunchOptions) (Launch, error) {
@@ -234,11 +236,14 @@ func (e *launchEnv) complete(given Launch, chosen launchReading) (Launch, error)
 	}
 	l.Source = launchSource(given, chosen.name)
 	if l.Addr == "" && l.WorldSize > 1 {
-		addr, err := e.address(l, chosen, other)
+		addr, made, err := e.address(l, chosen, other)
 		if err != nil {
 			return Launch{}, err
 		}
-		l.Addr = addr
+		l.Addr, l.Ports = addr, 0
+		if made && l.Job != "" {
+			l.Ports = launchProbes
+		}
 	}
 	return l, nil
 }
@@ -319,10 +324,13 @@ const (
 	launchMasterPort = 29500 // what MASTER_PORT is where nobody sets it
 )
 
-// address makes the address of the rendezvous service, as DetectLaunch documents it.
-func (e *launchEnv) address(l Launch, chosen launchReading, other bool) (string, error) {
+// launchProbes is at how many ports a service may be whose port is made from the id of its job, since two ids may give the same.
+const launchProbes = 8
+
+// address makes the address of the rendezvous service, as DetectLaunch documents it, and says whether its port was made from the id of the job.
+func (e *launchEnv) address(l Launch, chosen launchReading, other bool) (addr string, made bool, err error) {
 	if other {
-		return "", errs.Advised(launchOp, "rendezvous address",
+		return "", false, errs.Advised(launchOp, "rendezvous address",
 			fmt.Sprintf("not given, while the world size (%d) is not that of %s (%d)", l.WorldSize, chosen.name, chosen.launch.WorldSize),
 			"host:port", "set SYMMEM_RENDEZVOUS_ADDR to rank 0's, another one for each group of ranks")
 	}
@@ -331,18 +339,18 @@ func (e *launchEnv) address(l Launch, chosen launchReading, other bool) (string,
 		if text := e.get("MASTER_PORT"); text != "" {
 			var ok bool
 			if port, ok = parseLaunchPort(text); !ok {
-				return "", errs.Advised(launchOp, "MASTER_PORT", strconv.Quote(text),
+				return "", false, errs.Advised(launchOp, "MASTER_PORT", strconv.Quote(text),
 					"a port from 1 to 65535", "correct it, or set SYMMEM_RENDEZVOUS_ADDR to an address for symmem alone")
 			}
 		}
-		return net.JoinHostPort(master, strconv.Itoa(launchFirstPort+port%launchPorts)), nil
+		return net.JoinHostPort(master, strconv.Itoa(launchFirstPort+port%launchPorts)), false, nil
 	}
 	hosts := ""
 	switch {
 	case chosen.hosts != "":
 		hosts = chosen.hosts
 	case chosen.local && l.LocalWorldSize == l.WorldSize:
-		return net.JoinHostPort("127.0.0.1", strconv.Itoa(launchPort(chosen.name, l.Job))), nil
+		return net.JoinHostPort("127.0.0.1", strconv.Itoa(launchPort(chosen.name, l.Job))), true, nil
 	case chosen.local:
 		hosts = e.first("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 	}
@@ -351,13 +359,13 @@ func (e *launchEnv) address(l Launch, chosen launchReading, other bool) (string,
 		if chosen.addrHint != "" {
 			hint = chosen.addrHint
 		}
-		return "", errs.Advised(launchOp, "rendezvous address", "not known ("+chosen.name+" gives none)", "host:port", hint)
+		return "", false, errs.Advised(launchOp, "rendezvous address", "not known ("+chosen.name+" gives none)", "host:port", hint)
 	}
 	names, err := parseNodeList(hosts, 1)
 	if err != nil {
-		return "", fmt.Errorf("finding rank 0's host, which SYMMEM_RENDEZVOUS_ADDR can name as host:port: %w", err)
+		return "", false, fmt.Errorf("finding rank 0's host, which SYMMEM_RENDEZVOUS_ADDR can name as host:port: %w", err)
 	}
-	return net.JoinHostPort(names[0], strconv.Itoa(launchPort("slurm", e.slurmPortKey(chosen)))), nil
+	return net.JoinHostPort(names[0], strconv.Itoa(launchPort("slurm", e.slurmPortKey(chosen)))), true, nil
 }
 
 // launchPort makes a port from words that all ranks share.

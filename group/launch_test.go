@@ -38,43 +38,43 @@ func TestDetectLaunch(t *testing.T) {
 		more []string
 		want Launch
 	}{
-		{"desktop", nil, Launch{0, 1, 0, 1, 0, "", "", 0, "none"}},
-		{"torchrun", nil, Launch{5, 8, 1, 4, 1, "gpu-node-01:25404", "run7", 1, "torchrun"}},
+		{"desktop", nil, Launch{0, 1, 0, 1, 0, "", 0, "", 0, "none"}},
+		{"torchrun", nil, Launch{5, 8, 1, 4, 1, "gpu-node-01:25404", 0, "run7", 1, "torchrun"}},
 		{"torchrun", []string{"MASTER_ADDR=fe80::1", "MASTER_PORT=29501"},
-			Launch{5, 8, 1, 4, 1, "[fe80::1]:25405", "run7", 1, "torchrun"}},
-		{"torchrun", []string{"LOCAL_WORLD_SIZE="}, Launch{5, 8, 1, 0, 1, "gpu-node-01:25404", "run7", 1, "torchrun"}},
-		{"torchrun-in-srun", nil, Launch{11, 16, 3, 8, 1, "n017:25404", "101", 0, "torchrun"}},
-		{"torchrun-in-mpirun", nil, Launch{2, 4, 0, 2, 1, "10.0.0.5:28671", "none", 0, "torchrun"}},
-		{"openmpi4-one-host", nil, Launch{2, 4, 2, 4, 0, "127.0.0.1:25967", "1837498369", 0, "openmpi"}},
-		{"openmpi5-two-hosts", nil, Launch{3, 4, 1, 2, -1, "a:25404", "prterun-a-31415@1", 0, "openmpi"}},
-		{"openmpi-in-sbatch", nil, Launch{5, 8, 1, 4, -1, "n017:21826", "prterun-n017-2718@1", 0, "openmpi"}},
-		{"openmpi-in-batch-shell", nil, Launch{0, 8, 0, 4, -1, "n017:21826", "prterun-n017-2718@1", 0, "openmpi"}},
-		{"hydra", nil, Launch{1, 4, 1, 4, 0, "127.0.0.1:25635", "", 0, "hydra"}},
-		{"hydra-wrong-local-size", nil, Launch{6, 8, 3, 0, -1, "bb87:25404", "", 0, "hydra"}},
-		{"hydra-in-srun", nil, Launch{6, 8, 2, 4, -1, "n017:28587", "", 0, "hydra"}},
-		{"two-mpis", []string{"SYMMEM_LAUNCHER=openmpi"}, Launch{0, 2, 0, 2, 0, "127.0.0.1:27743", "", 0, "openmpi"}},
+			Launch{5, 8, 1, 4, 1, "[fe80::1]:25405", 0, "run7", 1, "torchrun"}},
+		{"torchrun", []string{"LOCAL_WORLD_SIZE="}, Launch{5, 8, 1, 0, 1, "gpu-node-01:25404", 0, "run7", 1, "torchrun"}},
+		{"torchrun-in-srun", nil, Launch{11, 16, 3, 8, 1, "n017:25404", 0, "101", 0, "torchrun"}},
+		{"torchrun-in-mpirun", nil, Launch{2, 4, 0, 2, 1, "10.0.0.5:28671", 0, "none", 0, "torchrun"}},
+		{"openmpi4-one-host", nil, Launch{2, 4, 2, 4, 0, "127.0.0.1:25967", 8, "1837498369", 0, "openmpi"}},
+		{"openmpi5-two-hosts", nil, Launch{3, 4, 1, 2, -1, "a:25404", 0, "prterun-a-31415@1", 0, "openmpi"}},
+		{"openmpi-in-sbatch", nil, Launch{5, 8, 1, 4, -1, "n017:21826", 8, "prterun-n017-2718@1", 0, "openmpi"}},
+		{"openmpi-in-batch-shell", nil, Launch{0, 8, 0, 4, -1, "n017:21826", 8, "prterun-n017-2718@1", 0, "openmpi"}},
+		{"hydra", nil, Launch{1, 4, 1, 4, 0, "127.0.0.1:25635", 0, "", 0, "hydra"}},
+		{"hydra-wrong-local-size", nil, Launch{6, 8, 3, 0, -1, "bb87:25404", 0, "", 0, "hydra"}},
+		{"hydra-in-srun", nil, Launch{6, 8, 2, 4, -1, "n017:28587", 0, "", 0, "hydra"}},
+		{"two-mpis", []string{"SYMMEM_LAUNCHER=openmpi"}, Launch{0, 2, 0, 2, 0, "127.0.0.1:27743", 0, "", 0, "openmpi"}},
 		{"pmix", []string{"SYMMEM_WORLD_SIZE=4", "SYMMEM_LOCAL_WORLD_SIZE=4"},
-			Launch{2, 4, 2, 4, 0, "127.0.0.1:20613", "prterun-a-99@1", 0, "explicit+pmix"}},
-		{"srun", nil, Launch{9, 10, 1, 2, 2, "gpu001:24328", "123456.3", 2, "slurm"}},
+			Launch{2, 4, 2, 4, 0, "127.0.0.1:20613", 8, "prterun-a-99@1", 0, "explicit+pmix"}},
+		{"srun", nil, Launch{9, 10, 1, 2, 2, "gpu001:24328", 8, "123456.3", 2, "slurm"}},
 		{"srun", []string{"SLURM_STEP_TASKS_PER_NODE=", "SLURM_NTASKS_PER_NODE=4"},
-			Launch{9, 10, 1, 4, 2, "gpu001:24328", "123456.3", 2, "slurm"}},
-		{"srun", []string{"SLURM_STEP_TASKS_PER_NODE="}, Launch{9, 10, 1, 0, 2, "gpu001:24328", "123456.3", 2, "slurm"}},
-		{"srun", []string{"MASTER_ADDR=10.0.0.9", "WORLD_SIZE=10"}, Launch{9, 10, 1, 2, 2, "10.0.0.9:25404", "123456.3", 2, "slurm"}},
-		{"srun-pmi2", nil, Launch{1, 2, 1, 2, 0, "host2:22174", "123457.0", 0, "slurm"}},
-		{"sbatch-shell-one-task", nil, Launch{0, 1, 0, 1, 0, "", "", 0, "none"}},
-		{"sbatch-shell", []string{"SYMMEM_LAUNCHER=none"}, Launch{0, 1, 0, 1, 0, "", "", 0, "none"}},
-		{"sbatch-shell", []string{"SYMMEM_WORLD_SIZE=1"}, Launch{0, 1, 0, 1, 0, "", "", 0, "explicit"}},
-		{"srun-pty-bash", nil, Launch{0, 1, 0, 1, 0, "", "123461.0", 0, "slurm"}},
-		{"srun-in-interactive", nil, Launch{3, 4, 3, 4, 0, "gpu001:22364", "123462.2", 0, "slurm"}},
+			Launch{9, 10, 1, 4, 2, "gpu001:24328", 8, "123456.3", 2, "slurm"}},
+		{"srun", []string{"SLURM_STEP_TASKS_PER_NODE="}, Launch{9, 10, 1, 0, 2, "gpu001:24328", 8, "123456.3", 2, "slurm"}},
+		{"srun", []string{"MASTER_ADDR=10.0.0.9", "WORLD_SIZE=10"}, Launch{9, 10, 1, 2, 2, "10.0.0.9:25404", 0, "123456.3", 2, "slurm"}},
+		{"srun-pmi2", nil, Launch{1, 2, 1, 2, 0, "host2:22174", 8, "123457.0", 0, "slurm"}},
+		{"sbatch-shell-one-task", nil, Launch{0, 1, 0, 1, 0, "", 0, "", 0, "none"}},
+		{"sbatch-shell", []string{"SYMMEM_LAUNCHER=none"}, Launch{0, 1, 0, 1, 0, "", 0, "", 0, "none"}},
+		{"sbatch-shell", []string{"SYMMEM_WORLD_SIZE=1"}, Launch{0, 1, 0, 1, 0, "", 0, "", 0, "explicit"}},
+		{"srun-pty-bash", nil, Launch{0, 1, 0, 1, 0, "", 0, "123461.0", 0, "slurm"}},
+		{"srun-in-interactive", nil, Launch{3, 4, 3, 4, 0, "gpu001:22364", 8, "123462.2", 0, "slurm"}},
 		{"kubernetes", []string{"SYMMEM_WORLD_SIZE=4", "SYMMEM_RENDEZVOUS_ADDR=train-0.train:29400"},
-			Launch{2, 4, 0, 1, -1, "train-0.train:29400", "train", 0, "explicit+kubernetes"}},
+			Launch{2, 4, 0, 1, -1, "train-0.train:29400", 0, "train", 0, "explicit+kubernetes"}},
 		{"kubeflow-trainer", []string{"SYMMEM_WORLD_SIZE=2", "SYMMEM_RENDEZVOUS_ADDR=train-node-0-0.train:29400"},
-			Launch{1, 2, 0, 1, -1, "train-node-0-0.train:29400", "train-node-0", 0, "explicit+kubernetes"}},
-		{"kubernetes", []string{"SYMMEM_LAUNCHER=none"}, Launch{0, 1, 0, 1, 0, "", "", 0, "none"}},
-		{"node-level-ranks", []string{"SYMMEM_LAUNCHER=torchrun"}, Launch{2, 4, -1, 0, -1, "train-master-0:27552", "", 0, "torchrun"}},
-		{"node-level-ranks", []string{"RANK=0", "WORLD_SIZE=1"}, Launch{0, 1, 0, 1, 0, "", "", 0, "none"}},
+			Launch{1, 2, 0, 1, -1, "train-node-0-0.train:29400", 0, "train-node-0", 0, "explicit+kubernetes"}},
+		{"kubernetes", []string{"SYMMEM_LAUNCHER=none"}, Launch{0, 1, 0, 1, 0, "", 0, "", 0, "none"}},
+		{"node-level-ranks", []string{"SYMMEM_LAUNCHER=torchrun"}, Launch{2, 4, -1, 0, -1, "train-master-0:27552", 0, "", 0, "torchrun"}},
+		{"node-level-ranks", []string{"RANK=0", "WORLD_SIZE=1"}, Launch{0, 1, 0, 1, 0, "", 0, "", 0, "none"}},
 		{"kubeflow-trainer", []string{"SYMMEM_RANK=0", "SYMMEM_WORLD_SIZE=1", "JOB_COMPLETION_INDEX="},
-			Launch{0, 1, 0, 1, 0, "", "", 0, "explicit"}},
+			Launch{0, 1, 0, 1, 0, "", 0, "", 0, "explicit"}},
 	} {
 		t.Run(test.name+" "+strings.Join(test.more, " "), func(t *testing.T) {
 			got, err := DetectLaunch(launchFile(t, test.name, test.more...), nil)
@@ -179,13 +179,13 @@ func TestDetectLaunchExplicit(t *testing.T) {
 		got, err := DetectLaunch(launchFile(t, "desktop", "SYMMEM_RANK=3", "SYMMEM_WORLD_SIZE=4", "SYMMEM_LOCAL_RANK=1",
 			"SYMMEM_LOCAL_WORLD_SIZE=2", "SYMMEM_RENDEZVOUS_ADDR=node1:29400", "SYMMEM_JOB=j", "SYMMEM_RESTART=2"), nil)
 		require.NoError(t, err)
-		assert.Equal(t, Launch{3, 4, 1, 2, -1, "node1:29400", "j", 2, "explicit"}, got)
+		assert.Equal(t, Launch{3, 4, 1, 2, -1, "node1:29400", 0, "j", 2, "explicit"}, got)
 	})
 	t.Run("not given, written out", func(t *testing.T) {
 		got, err := DetectLaunch(launchFile(t, "srun", "SYMMEM_RANK=-1", "SYMMEM_WORLD_SIZE=0", "SYMMEM_LOCAL_RANK=-1",
 			"SYMMEM_LOCAL_WORLD_SIZE=0", "SYMMEM_RESTART=0"), &LaunchOptions{Explicit: new(NoLaunch())})
 		require.NoError(t, err)
-		assert.Equal(t, Launch{9, 10, 1, 2, 2, "gpu001:24328", "123456.3", 2, "slurm"}, got)
+		assert.Equal(t, Launch{9, 10, 1, 2, 2, "gpu001:24328", 8, "123456.3", 2, "slurm"}, got)
 	})
 	t.Run("malformed but overridden", func(t *testing.T) {
 		got, err := DetectLaunch(launchFile(t, "torchrun", "RANK=what", "SYMMEM_RANK=7"), nil)
@@ -195,7 +195,7 @@ func TestDetectLaunchExplicit(t *testing.T) {
 	t.Run("another world size drops the launcher's places", func(t *testing.T) {
 		got, err := DetectLaunch(launchFile(t, "torchrun", "SYMMEM_RANK=1", "SYMMEM_WORLD_SIZE=4", "SYMMEM_RENDEZVOUS_ADDR=a:1"), nil)
 		require.NoError(t, err)
-		assert.Equal(t, Launch{1, 4, -1, 0, -1, "a:1", "run7", 1, "explicit+torchrun"}, got)
+		assert.Equal(t, Launch{1, 4, -1, 0, -1, "a:1", 0, "run7", 1, "explicit+torchrun"}, got)
 	})
 	t.Run("launcher by option", func(t *testing.T) {
 		got, err := DetectLaunch(launchFile(t, "torchrun-in-srun", "SYMMEM_LAUNCHER=torchrun"), &LaunchOptions{Launcher: "Slurm"})
@@ -247,7 +247,7 @@ func TestLaunchPortIsNeverMasterPort(t *testing.T) {
 	seen := map[string]bool{}
 	for port := 1; port <= 65535; port++ {
 		e := newLaunchEnv(launchVarsOf("MASTER_ADDR=h", "MASTER_PORT="+strconv.Itoa(port)))
-		addr, err := e.address(Launch{WorldSize: 2}, launchReading{}, false)
+		addr, _, err := e.address(Launch{WorldSize: 2}, launchReading{}, false)
 		require.NoError(t, err)
 		if addr == "h:"+strconv.Itoa(port) {
 			t.Fatalf("MASTER_PORT %d is taken for the own port", port)

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"strconv"
 	"time"
 
 	"github.com/symmem/symmem/group/durable"
@@ -13,6 +14,9 @@ import (
 
 // MaxWorldSize is the most ranks that a job may have.
 const MaxWorldSize = 16384
+
+// MaxPorts is the most ports that a rendezvous service may be looked for at.
+const MaxPorts = 64
 
 // MinToken is the least number of bytes of a token that may be used on addresses other than loopback.
 const MinToken = 16
@@ -27,6 +31,10 @@ type Options struct {
 	LocalRank int
 	// Addr is where the rendezvous service is reached, "host:port". Rank 0 listens there, unless it has a Listener or the job is Served.
 	Addr string
+	// Ports is how many ports, from that of Addr on, the service may be at, for an address that another program may have taken: rank 0 listens on the first
+	// that is free, and the others look at each of them, and go on where somebody else answers. Give it together with a Job that no other job has; the same on
+	// every rank, at most [MaxPorts]. Zero means 1: who answers at Addr is the service, or this rank has come to the wrong place.
+	Ports int
 	// Listener is a listening socket for rank 0, or for Serve, to serve on instead of Addr. Join and Serve take it over and close it.
 	Listener net.Listener
 	// Served says that Serve serves the rendezvous at Addr, so that rank 0 joins there as the others do; the same on every rank.
@@ -68,6 +76,22 @@ func (o *Options) bounds() *limits {
 	return o.limits
 }
 
+// addrs returns where the service may be, in the order in which it looks for a free port.
+func (o *Options) addrs() []string {
+	addrs := []string{o.Addr}
+	if o.Ports > 1 {
+		host, port, _ := net.SplitHostPort(o.Addr) // as checked
+		first, _ := parseLaunchPort(port)
+		for n := first + 1; n < first+o.Ports; n++ {
+			addrs = append(addrs, net.JoinHostPort(host, strconv.Itoa(n)))
+		}
+	}
+	return addrs
+}
+
+// where says where the service may be.
+func (o *Options) where() string { return places(o.Addr, o.Ports) }
+
 // server says whose process the service is in.
 func (o *Options) server() string {
 	if o.Served {
@@ -94,6 +118,9 @@ func (o *Options) checkedFor(op string) (*Options, error) {
 	if c.WorldSize == 0 {
 		c.WorldSize = 1
 	}
+	if c.Ports == 0 {
+		c.Ports = 1
+	}
 	if c.Timeout == 0 {
 		c.Timeout = defaultTimeout
 	}
@@ -110,6 +137,8 @@ func (o *Options) checkedFor(op string) (*Options, error) {
 		return nil, invalid(op, "WorldSize", c.WorldSize, fmt.Sprintf("1 to %d", MaxWorldSize))
 	case c.Rank < 0 || c.Rank >= c.WorldSize:
 		return nil, invalid(op, "Rank", c.Rank, fmt.Sprintf("0 to %d in a world of %d", c.WorldSize-1, c.WorldSize))
+	case c.Ports < 0 || c.Ports > MaxPorts:
+		return nil, invalid(op, "Ports", c.Ports, fmt.Sprintf("1 to %d, or 0 for 1", MaxPorts))
 	case c.Restart < 0:
 		return nil, invalid(op, "Restart", c.Restart, "0 or more")
 	case c.Timeout < 0:
@@ -130,8 +159,12 @@ func (o *Options) checkedFor(op string) (*Options, error) {
 		return nil, invalid(op, "Addr", `""`, "the host:port of the rendezvous service, the same on every rank")
 	}
 	if c.Addr != "" {
-		if _, _, err := net.SplitHostPort(c.Addr); err != nil {
+		_, port, err := net.SplitHostPort(c.Addr)
+		if err != nil {
 			return nil, invalid(op, "Addr", c.Addr, "host:port")
+		}
+		if n, ok := parseLaunchPort(port); c.Ports > 1 && (!ok || n+c.Ports-1 > math.MaxUint16) {
+			return nil, invalid(op, "Addr", c.Addr, fmt.Sprintf("host:port with a port from 1 to %d, as Ports is %d", math.MaxUint16-c.Ports+1, c.Ports))
 		}
 	}
 	c.BootID = clip(c.BootID)

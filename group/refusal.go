@@ -65,6 +65,17 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("refused by %s (%v): %s", e.Addr, e.Reason, e.Text)
 }
 
+// elsewhere reports whether the refusal is, for certain or perhaps, that of somebody else, behind whom this rank's own service may be at another port.
+func (r RefusalReason) elsewhere() (perhaps, certain bool) {
+	switch r {
+	case RefusedJob, RefusedNotService:
+		return true, true
+	case RefusedVersion, RefusedTLS, RefusedToken, RefusedRestart: // or this rank is not set up as the others are
+		return true, false
+	}
+	return false, false
+}
+
 func refused(reason RefusalReason, format string, args ...any) *RefusedError {
 	return &RefusedError{Reason: reason, Text: fmt.Sprintf(format, args...)}
 }
@@ -82,6 +93,7 @@ func quoteJob(name string) string {
 // context that ended and to the last attempt's.
 type ConnectError struct {
 	Addr     string        // where the service was looked for
+	Ports    int           // at how many ports, from that of Addr on
 	Served   bool          // whether it is to be in a process of its own, as [Options].Served says, and not rank 0's
 	Attempts int           // how often
 	Waited   time.Duration // for how long
@@ -96,7 +108,18 @@ func (e *ConnectError) Error() string {
 		who = "what serves it (symmem run, symmem rendezvous)"
 	}
 	return fmt.Sprintf("no rendezvous service at %s after %d attempts in %v; is %s running, and is this its address? last attempt: %v",
-		e.Addr, e.Attempts, e.Waited.Round(time.Millisecond), who, e.Last)
+		places(e.Addr, e.Ports), e.Attempts, e.Waited.Round(time.Millisecond), who, e.Last)
+}
+
+// places says where a service is looked for.
+func places(addr string, ports int) string {
+	switch {
+	case ports < 2:
+		return addr
+	case ports == 2:
+		return addr + " and the port after it"
+	}
+	return fmt.Sprintf("%s and the %d ports after it", addr, ports-1)
 }
 
 // Is reports that a ConnectError is ErrUnavailable.

@@ -119,33 +119,59 @@ func (r *remote) find(ctx context.Context, again bool) (*link, error) {
 	started := time.Now()
 	backoff := firstBackoff
 	var last error
-	bound := s.limits.attempt
+	var strange time.Time // since when somebody has answered who may be somebody else
+	addrs := o.addrs()
+	bounds := slices.Repeat([]time.Duration{s.limits.attempt}, len(addrs))
 	for attempts := 1; ; attempts++ {
-		l, err := r.attempt(ctx, bound, again)
-		if err == nil {
-			return l, nil
-		}
-		var refusal *RefusedError
-		if errors.As(err, &refusal) {
-			refusal.Addr = o.Addr
-			return nil, refusal
-		}
-		if errors.Is(err, errAttempt) { // the service may be busy with many others: more patience, so that it is not asked in vain
-			bound = min(2*bound, longestAttempt*s.limits.attempt)
-			if again {
-				bound = min(bound, o.longestReturn())
+		var told error // what says most of this round
+		var doubt *RefusedError
+		for i, addr := range addrs {
+			l, err := r.attempt(ctx, addr, bounds[i], again)
+			if err == nil {
+				return l, nil
+			}
+			if refusal, ok := errors.AsType[*RefusedError](err); ok {
+				refusal.Addr = addr
+				perhaps, certain := refusal.Reason.elsewhere()
+				if len(addrs) == 1 || !perhaps {
+					return nil, refusal
+				}
+				if !certain && doubt == nil {
+					doubt = refusal
+				}
+				told = refusal
+			}
+			if errors.Is(err, errAttempt) { // the service may be busy with many others: more patience, so that it is not asked in vain
+				bounds[i] = min(2*bounds[i], longestAttempt*s.limits.attempt)
+				if again {
+					bounds[i] = min(bounds[i], o.longestReturn())
+				}
+			}
+			if told == nil {
+				told = err
+			}
+			s.logger.Debug("connecting to the rendezvous service", "address", addr, "attempt", attempts, "error", err)
+			if ctx.Err() != nil {
+				break
 			}
 		}
-		if last == nil || !cutShort(ctx) { // the attempt that the context cut short says the least
-			last = err
+		switch {
+		case doubt == nil:
+			strange = time.Time{}
+		case strange.IsZero():
+			strange = time.Now()
+		case time.Since(strange) > o.bounds().doubt:
+			return nil, doubt
 		}
-		s.logger.Debug("connecting to the rendezvous service", "address", o.Addr, "attempt", attempts, "error", err)
+		if last == nil || !cutShort(ctx) { // the attempt that the context cut short says the least
+			last = told
+		}
 		pause := time.NewTimer(backoff/2 + rand.N(backoff))
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
 			pause.Stop()
-			return nil, &ConnectError{Addr: o.Addr, Served: o.Served, Attempts: attempts, Waited: time.Since(started), Last: last, Err: ctx.Err()}
+			return nil, &ConnectError{Addr: o.Addr, Ports: o.Ports, Served: o.Served, Attempts: attempts, Waited: time.Since(started), Last: last, Err: ctx.Err()}
 		}
 		backoff = min(2*backoff, lastBackoff)
 	}
@@ -164,8 +190,8 @@ var errAttempt = errors.New("no answer in time")
 // attempt connects once. Only making the connection has a bound of its own, because neither a listening socket whose service has not started nor a
 // host that is gone answers. From the hello on, the rank may be stopped, or the service busy, for as long as the context lasts; where the rank comes back, as
 // long as the service is not silent.
-func (r *remote) attempt(ctx context.Context, bound time.Duration, again bool) (*link, error) {
-	secure, socket, err := secureConnection(ctx, r.options, bound)
+func (r *remote) attempt(ctx context.Context, addr string, bound time.Duration, again bool) (*link, error) {
+	secure, socket, err := secureConnection(ctx, r.options, addr, bound)
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +208,7 @@ func (r *remote) attempt(ctx context.Context, bound time.Duration, again bool) (
 }
 
 // secureConnection returns an authenticated connection, and the connection below it.
-func secureConnection(ctx context.Context, o *Options, bound time.Duration) (net.Conn, *heardConn, error) {
+func secureConnection(ctx context.Context, o *Options, addr string, bound time.Duration) (net.Conn, *heardConn, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("%w: %v", errAttempt, bound))
 	defer cancel()
 	because := func(err error) error {
@@ -192,7 +218,7 @@ func secureConnection(ctx context.Context, o *Options, bound time.Duration) (net
 		return fileLimit(err)
 	}
 	var dialer net.Dialer
-	raw, err := dialer.DialContext(ctx, "tcp", o.Addr)
+	raw, err := dialer.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, nil, because(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"syscall"
 	"time"
 
 	"github.com/symmem/symmem/group/durable"
@@ -167,7 +168,7 @@ func recall(ctx context.Context, h *hub, o *Options) (*keeper, error) {
 	return h.keeper, nil
 }
 
-// listen is the socket to serve on: the one that was given, or a new one at the address. The socket is closed with an error.
+// listen is the socket to serve on: the one that was given, or a new one at the address, or at the first of its Ports that is free. The socket is closed with an error.
 func listen(ctx context.Context, op string, o *Options) (net.Listener, error) {
 	l := o.Listener
 	if l == nil {
@@ -176,9 +177,17 @@ func listen(ctx context.Context, op string, o *Options) (net.Listener, error) {
 		}
 		var config net.ListenConfig
 		var err error
-		if l, err = config.Listen(ctx, "tcp", o.Addr); err != nil {
+		for i, addr := range o.addrs() {
+			if l, err = config.Listen(ctx, "tcp", addr); err == nil || !errors.Is(err, syscall.EADDRINUSE) {
+				break
+			}
+			if i+1 < o.Ports {
+				o.Logger.Info("another program has the port: serving the rendezvous on the next that is free", "address", addr)
+			}
+		}
+		if err != nil {
 			return nil, fmt.Errorf("serving the rendezvous on %s (is another job using the port, or is the service of this job there, so that rank 0 must join it as the others do?): %w",
-				o.Addr, errors.Join(ErrUnavailable, err))
+				o.where(), errors.Join(ErrUnavailable, err))
 		}
 	}
 	if l.Addr() == nil { // package net takes a failed getsockname for no address, which could be any
