@@ -31,6 +31,9 @@ const (
 	workGrace = time.Second
 	// idleLook is the pause between looks for launches of graphs that it does not know of: a graph launched by another one.
 	idleLook = time.Millisecond
+	// mostFollowing is how many works one after the other the CPU goes on with by itself. Then the GPU writes its word again: numbers are compared modulo 2^32, and a
+	// word that falls behind by half of that seems to be ahead.
+	mostFollowing = 1 << 30
 )
 
 // workLane is where one stream, or one branch of a graph, passes work to the CPU, one job after the other: the GPU writes the word go, and waits for
@@ -54,6 +57,7 @@ type workLane struct {
 	mu      sync.Mutex
 	gone    bool
 	last    uint32    // the number of the latest job of a stream
+	told    uint32    // that of the latest one for which the GPU writes its word
 	jobs    []workJob // those of a stream that have not ended, behind some that have, or all of a graph
 	next    int       // the present job, or the next; 0 if a stream has none
 	pending int       // launches of the graph whose run has not ended, as far as is known
@@ -291,6 +295,9 @@ func (l *workLane) push(w device.HostWork, follows bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.last++
+	if !follows {
+		l.told = l.last
+	}
 	l.jobs = append(l.jobs, workJob{id: l.last, follows: follows, work: w})
 }
 
@@ -384,7 +391,7 @@ func (s *Stream) enqueueWork(call string, w device.HostWork, behind *workLane) e
 		return err
 	}
 	done := l.words.at + 4
-	if behind == l {
+	if behind == l && l.last-l.told < mostFollowing {
 		// The CPU must not begin before the wait is enqueued, which may fail.
 		s.ops[0] = waitFor(done, l.last+1)
 		if r := s.batch(1); r != cu.Success {

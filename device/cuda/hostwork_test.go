@@ -238,6 +238,34 @@ func TestHostWorkInLongRuns(t *testing.T) {
 	assert.Len(t, order, 1000)
 }
 
+// TestHostWorkBehindVeryManyWorks: work waits for the GPU also when the CPU has gone on by itself with more works before it than the half of 2^32.
+func TestHostWorkBehindVeryManyWorks(t *testing.T) {
+	d := openFake(t, newFake(1), nil)
+	s, word := newStream(t, d), alloc(t, d, 4)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var order []string
+	require.NoError(t, s.HostWork(noting{"first", &order}))
+	require.NoError(t, s.Synchronize(ctx))
+	cuda.SkipWork(s, 1<<31-8)
+	for range 16 {
+		require.NoError(t, s.HostWork(noting{"behind", &order}))
+	}
+	require.NoError(t, s.Synchronize(ctx))
+	began := make(chan struct{})
+	require.NoError(t, s.WaitValue32(word, 1))
+	require.NoError(t, s.HostWork(&jobOf{poll: func() (bool, error) { close(began); return true, nil }}))
+	select {
+	case <-began:
+		t.Error("it began before the GPU had come to it")
+	case <-time.After(100 * time.Millisecond):
+	}
+	require.NoError(t, d.CopyFromHost(word, []byte{1, 0, 0, 0}))
+	require.NoError(t, s.Synchronize(ctx))
+	<-began
+	assert.Len(t, order, 17)
+}
+
 // heldUp is work that ends when it is let go.
 type heldUp struct{ gone atomic.Bool }
 
