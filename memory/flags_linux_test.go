@@ -266,12 +266,14 @@ func TestOneRankHasNoFlags(t *testing.T) {
 		if err := wantVote(err, fails); err != nil {
 			return fmt.Errorf("a plan's flags: %w", err)
 		}
-		wrong := o
-		if fails {
-			wrong.Channels = 0
-		}
-		if _, err := c.Signals(ctx, 0, &wrong); !errors.Is(err, errs.ErrInvalid) {
-			return fmt.Errorf("a plan with no channels on rank 2: %w", err)
+		for _, channels := range []int{0, 1025, 1 << 56} {
+			wrong := o
+			if fails {
+				wrong.Channels = channels
+			}
+			if _, err := c.Signals(ctx, 0, &wrong); !errors.Is(err, errs.ErrInvalid) {
+				return fmt.Errorf("a plan with %d channels on rank 2: %w", channels, err)
+			}
 		}
 		if n := b.flags.Load(); n != 1 {
 			return fmt.Errorf("%d sets of flags beside those of the memory", n-1)

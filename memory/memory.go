@@ -129,7 +129,7 @@ func New(b backend.Backend, g *group.Group, opts *Options) *Memory {
 	if opts != nil {
 		m.opts = *opts
 	}
-	m.opts.Channels = min(max(cmp.Or(m.opts.Channels, 64), 1), 1024)
+	m.opts.Channels = min(max(cmp.Or(m.opts.Channels, 64), 1), mostChannels)
 	if m.opts.KernelTimeout <= 0 {
 		m.opts.KernelTimeout = 2 * time.Minute
 	}

@@ -24,6 +24,9 @@ type signals interface {
 	close() error
 }
 
+// mostChannels is how many channels signals may have, those of a memory and those of a plan.
+const mostChannels = 1024
+
 // makeSignals makes the signal pads, and a workspace for them, if they do not exist yet. Collective; the caller holds m.collective.
 func (m *Memory) makeSignals(ctx context.Context) error {
 	if m.signals.Load() != nil {

@@ -24,7 +24,7 @@ type Signals struct {
 
 // SignalsOptions says what a plan's signals are like, alike on all ranks.
 type SignalsOptions struct {
-	// Channels is their number, at least 1.
+	// Channels is their number, 1 to 1024.
 	Channels int
 	// Granted is how many of the channels, the last ones, begin with one signal of every peer that was not waited for.
 	Granted int
@@ -128,9 +128,9 @@ func (u *signalUser) fail(err error) error {
 // keep keeps the first error of a plan that has failed.
 func (u *signalUser) keep(err error) { u.why.CompareAndSwap(nil, &err) }
 
-// SignalsBytes is how much of a workspace [Workspace.Signals] takes, alike on all ranks.
+// SignalsBytes is how much of a workspace [Workspace.Signals] takes, alike on all ranks; 0 for a number of channels that it refuses.
 func (m *Memory) SignalsBytes(channels int) int64 {
-	if m.made("SignalsBytes") != nil {
+	if m.made("SignalsBytes") != nil || channels < 1 || channels > mostChannels {
 		return 0
 	}
 	return m.padBytes(channels)
@@ -156,8 +156,9 @@ func (w *Workspace) makeSignals(ctx context.Context, offset int64, o *SignalsOpt
 	case err != nil:
 	case w.closed.Load():
 		err = fmt.Errorf("workspace: %w", errs.ErrClosed)
-	case o.Channels < 1 || o.Granted < 0 || o.Granted > o.Channels:
-		err = errs.Invalid(name, "Channels", fmt.Sprintf("%d, of which %d granted", o.Channels, o.Granted), "1 or more, and no more granted than there are")
+	case o.Channels > mostChannels || o.Channels < 1 || o.Granted < 0 || o.Granted > o.Channels:
+		err = errs.Invalid(name, "Channels", fmt.Sprintf("%d, of which %d granted", o.Channels, o.Granted),
+			fmt.Sprintf("1 to %d, and no more granted than there are", mostChannels))
 	case offset < 0 || offset%padStride != 0 || offset > w.Bytes()-m.padBytes(o.Channels):
 		err = errs.Invalid(name, "offset", offset, fmt.Sprintf("a multiple of %d with room behind it for the pads", padStride))
 	}

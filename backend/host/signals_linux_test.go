@@ -259,6 +259,8 @@ func TestPlanSignalsRefused(t *testing.T) {
 		err := errors.Join(
 			refuse(0, memory.SignalsOptions{}),
 			refuse(0, memory.SignalsOptions{Channels: 1, Granted: 2}),
+			refuse(0, memory.SignalsOptions{Channels: 1025}),
+			refuse(0, memory.SignalsOptions{Channels: 1 << 56}), // the size of whose pads is 0, modulo 2^64
 			refuse(64, memory.SignalsOptions{Channels: 1}),
 			refuse(-128, memory.SignalsOptions{Channels: 1}),
 			refuse(1<<30, memory.SignalsOptions{Channels: 1}),
