@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -39,6 +40,24 @@ func memAvailable() (int64, bool) {
 	kb, ok := counter(filepath.Join(systemRoot, "proc/meminfo"), "MemAvailable:")
 	return kb << 10, ok
 }
+
+// mapped is how many mappings of this process the memory of all its ranks has: one for what a rank allocates, and one for each rank's copy in a window.
+var mapped atomic.Int64
+
+// takeMappings counts more mappings. It returns ErrNoMemory, with the values, where they would leave the process too few of those that the system allows it: it could not
+// grow its heap or start a thread any more, which ends it. A limit that cannot be read is ignored. giveMappings gives them back.
+func takeMappings(n int) error {
+	have := mapped.Add(int64(n))
+	limit, ok := number(filepath.Join(systemRoot, "proc/sys/vm/max_map_count"))
+	if most := limit - limit/16; !ok || have <= most {
+		return nil
+	}
+	giveMappings(n)
+	return fmt.Errorf("%d more mappings are asked for, memory of ranks has %d of this process already, and the limit of these is %d (vm.max_map_count), of which a sixteenth "+
+		"is left to all else: take small tensors from a heap, which has one for each rank in all, free some, or raise the limit: %w", n, have-int64(n), limit, errs.ErrNoMemory)
+}
+
+func giveMappings(n int) { mapped.Add(-int64(n)) }
 
 // controlGroup is a group of processes with a limit of its memory, in bytes.
 type controlGroup struct {

@@ -14,8 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 // system makes files of a system that is not there.
@@ -194,6 +196,47 @@ func underLimit(t *testing.T, name string, resource int) {
 		}
 		return errors.Join(again.Release(ctx), small.Release(ctx))
 	})
+}
+
+// TestMappings: memory that would leave the process too few mappings is ErrNoMemory on every rank, with the values, and what is freed can be had again.
+func TestMappings(t *testing.T) {
+	const ranks, windows = 3, 2
+	before := mapped.Load()
+	// Each rank maps its own memory, and in a window that of all; of one more window they can have what is their own and a part.
+	enough := before + windows*ranks*(1+ranks) + ranks + ranks
+	limit := (enough*16 + 14) / 15
+	system(t, map[string]string{"proc/sys/vm/max_map_count": strconv.FormatInt(limit, 10)})
+	backendtest.RequireAll(t, backendtest.OnRanks(t, ranks, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := New(g, nil)
+		if err != nil {
+			return err
+		}
+		return backendtest.WithMemory(ctx, g, b, func(m *memory.Memory) error {
+			first, err := m.Allocate(ctx, 4096, "") // the other window is the workspace's
+			if err != nil {
+				return err
+			}
+			if _, err := m.Rendezvous(ctx, first, memory.Record{}); err != nil {
+				return err
+			}
+			second, err := m.Allocate(ctx, 4096, "")
+			if err != nil {
+				return err
+			}
+			_, err = m.Rendezvous(ctx, second, memory.Record{})
+			if !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), fmt.Sprintf("is %d (vm.max_map_count)", limit)) {
+				return fmt.Errorf("a window too many: %w", err)
+			}
+			if err := m.Free(ctx, first); err != nil {
+				return err
+			}
+			if _, err := m.Rendezvous(ctx, second, memory.Record{}); err != nil {
+				return fmt.Errorf("when another one was freed: %w", err)
+			}
+			return m.Free(ctx, second)
+		})
+	}))
+	require.Equal(t, before, mapped.Load())
 }
 
 // TestRangeOfAllRanks: addresses for the memory of all ranks that the system does not have are ErrNoMemory.

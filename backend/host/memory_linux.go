@@ -46,7 +46,7 @@ type allocation struct {
 }
 
 // Allocate makes a memfd and maps it. ErrInvalid if bytes is not positive; ErrNoMemory, with the values, if the host or a control group of this
-// process does not have that much left, or the system refuses it. Memory that other ranks have allocated and not touched yet is not counted.
+// process does not have that much left, the process has too few mappings left, or the system refuses it. Memory that other ranks have allocated and not touched yet is not counted.
 func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, error) {
 	page := int64(os.Getpagesize())
 	if bytes <= 0 || bytes > math.MaxInt64-page {
@@ -56,6 +56,19 @@ func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, 
 	if err := enough(rounded); err != nil {
 		return nil, err
 	}
+	if err := takeMappings(1); err != nil {
+		return nil, err
+	}
+	a, err := b.allocate(bytes, rounded)
+	if err != nil {
+		giveMappings(1)
+		return nil, err
+	}
+	return a, nil
+}
+
+// allocate is Allocate for a size of whole pages that may be had.
+func (b *Backend) allocate(bytes, rounded int64) (*allocation, error) {
 	f, err := memfd.New(rounded)
 	if err != nil {
 		return nil, err
@@ -84,6 +97,7 @@ func (a *allocation) RoundedBytes() int64 { return int64(len(a.mem)) }
 // Release unmaps the memory. It is gone when the last peer has unmapped it too.
 func (a *allocation) Release(context.Context) error {
 	err := a.backend.device.Unmap(a.ptr)
+	giveMappings(1)
 	return errors.Join(err, unix.Munmap(a.mem), a.file.Close())
 }
 
@@ -95,10 +109,11 @@ type mapping struct {
 	base    unsafe.Pointer
 	bytes   int64 // of the whole range
 	rank    int
+	ranks   int
 }
 
 // Rendezvous sends each rank's descriptor to the others and maps all of them. ErrNotReachable on every rank if the ranks are on several
-// hosts; ErrInvalid for an allocation of another backend; ErrNoMemory if there are not enough addresses.
+// hosts; ErrInvalid for an allocation of another backend; ErrNoMemory if there are not enough addresses, or mappings of the process.
 func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backend.Mapping, error) {
 	a, ok := ba.(*allocation)
 	if !ok || a.backend != b {
@@ -136,6 +151,18 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 
 // mapAll maps the files one after the other in a range reserved for all of them.
 func mapAll(b *Backend, a *allocation, files []*os.File) (*mapping, error) {
+	if err := takeMappings(len(files)); err != nil {
+		return nil, err
+	}
+	m, err := mapInOne(b, a, files)
+	if err != nil {
+		giveMappings(len(files))
+	}
+	return m, err
+}
+
+// mapInOne is mapAll where there are enough mappings left.
+func mapInOne(b *Backend, a *allocation, files []*os.File) (*mapping, error) {
 	each := a.RoundedBytes()
 	if each > math.MaxInt64/int64(len(files)) {
 		return nil, fmt.Errorf("%d ranks times %d bytes: %w", len(files), each, errs.ErrNoMemory)
@@ -145,7 +172,7 @@ func mapAll(b *Backend, a *allocation, files []*os.File) (*mapping, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &mapping{backend: b, alloc: a, base: base, bytes: total, rank: b.group.Rank()}
+	m := &mapping{backend: b, alloc: a, base: base, bytes: total, rank: b.group.Rank(), ranks: len(files)}
 	for r, f := range files {
 		if f == nil {
 			f = a.file
@@ -190,5 +217,6 @@ func (m *mapping) Contiguous() (device.Ptr, int64, error) {
 // Unmap unmaps the range.
 func (m *mapping) Unmap(context.Context) error {
 	err := m.backend.device.Unmap(m.ptr)
+	giveMappings(m.ranks)
 	return errors.Join(err, unix.MunmapPtr(m.base, uintptr(m.bytes)))
 }
