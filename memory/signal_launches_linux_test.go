@@ -15,6 +15,7 @@ import (
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 	_ "github.com/symmem/symmem/kernels/ptx/images" // the host backend brings none
 	"github.com/symmem/symmem/memory"
@@ -363,6 +364,16 @@ func launchesOfPuts(ctx context.Context, m *memory.Memory, dev *launchNoter, s d
 		if x.count > 0 && (p.Out[0] != uint64(to) || p.In[0] != uint64(a.Ptr().Add(x.offset))) {
 			return fmt.Errorf("%s copies from %#x to %#x", what, p.In[0], p.Out[0])
 		}
+	}
+	dev.launched = nil
+	for _, bytes := range []int64{17, 64 << 10, 64<<10 + 1} { // from 32 to 16, of this rank's own memory
+		put, step := m.PutSignal(s, me, w, 16, a.Ptr().Add(32), bytes, 1), m.PutSignalWait(s, me, w, 16, a.Ptr().Add(32), bytes, last, 1)
+		if !errors.Is(put, errs.ErrInvalid) || !errors.Is(step, errs.ErrInvalid) || len(dev.launched) != 0 {
+			return fmt.Errorf("%d bytes over themselves launch %+v: %w", bytes, dev.launched, errors.Join(put, step))
+		}
+	}
+	if err := m.PutSignal(s, me, w, 16, a.Ptr().Add(32), 16, 1); err != nil || len(dev.launched) != 1 {
+		return fmt.Errorf("16 bytes beside themselves launch %+v: %w", dev.launched, err)
 	}
 	return errors.Join(s.Synchronize(ctx), m.Free(ctx, a))
 }

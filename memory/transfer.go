@@ -687,7 +687,7 @@ func (m *Memory) putSignal(call string, s device.Stream, peer int, w *Window, of
 
 // Copy enqueues one transfer of bytes between local, an address of symmetric memory of this rank, and the place at offset
 // of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it. What is freed on
-// either side is ErrClosed, or ErrNotSymmetric if nothing else is at local.
+// either side is ErrClosed, or ErrNotSymmetric if nothing else is at local. To or from this rank itself, ranges that overlap in part are ErrInvalid.
 func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64) error {
 	if err := m.made("Copy"); err != nil {
 		return err
@@ -742,6 +742,9 @@ func (m *Memory) copy(
 	}
 	if remote == local {
 		return nil
+	}
+	if remote < local.Add(bytes) && local < remote.Add(bytes) { // a kernel would copy what it has written itself
+		return errs.Invalid(op.String(), "range", fmt.Sprintf("%d bytes at %s, and as many at %s", bytes, local, remote), "two ranges of this rank's memory that do not overlap, or one and the same")
 	}
 	if op == backend.Write {
 		return enqueue(remote, local)

@@ -30,8 +30,8 @@ func pair(op, arg string, other, remote SymmetricTensor) error {
 // Put enqueues copying this rank's copy of src, of the same dtype and number of elements, to peer's copy of t. It returns at once, and later
 // work of s runs after it; the peer does nothing for it, and knows that it has come only by a signal behind it (see PutSignal). src needs no
 // rendezvous, and may be t: its copy on this rank. ErrNoRendezvous before the rendezvous of t; ErrClosed for either side; ErrNotSymmetric for
-// a src of another group; ErrInvalid for what is nil, a dtype or size that differs, a peer that does not exist, or a stream of another device;
-// ErrPeerLost once a rank is lost.
+// a src of another group; ErrInvalid for what is nil, a dtype or size that differs, a peer that does not exist, a stream of another device, or, where
+// peer is this rank, a src that overlaps with t in part; ErrPeerLost once a rank is lost.
 func (t *Tensor) Put(s device.Stream, peer int, src SymmetricTensor) error {
 	w, local, err := t.move("Put", "src", src)
 	if err != nil {
