@@ -742,42 +742,59 @@ func (m *Memory) Find(p device.Ptr) (a backend.Allocation, w *Window, offset int
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if e, off := m.at(p); e != nil {
+	if e, off := m.at(p, 1); e != nil {
 		return e.alloc, e.window, off, nil
 	}
 	return nil, nil, 0, fmt.Errorf("address %s: %w", p, errs.ErrNotSymmetric)
 }
 
-// at gives the entry that the address is in, nil if it is in none, and the offset in it. The caller holds m.mu.
-func (m *Memory) at(p device.Ptr) (*entry, int64) {
-	i, exact := slices.BinarySearchFunc(m.entries, p, func(e *entry, p device.Ptr) int { return cmp.Compare(e.alloc.Ptr(), p) })
-	if !exact {
-		i--
-	}
-	if i >= 0 && !p.IsNil() {
+// at gives the entry that bytes at an address are in, and the offset in it. Memory may be adopted twice, and in parts: of several entries it is one that has all the bytes, if any
+// has, the one that begins last. It is nil if the address is in none. The caller holds m.mu.
+func (m *Memory) at(p device.Ptr, bytes int64) (found *entry, offset int64) {
+	i, _ := slices.BinarySearchFunc(m.entries, p, func(e *entry, p device.Ptr) int {
+		if e.alloc.Ptr() <= p {
+			return -1
+		}
+		return 1
+	})
+	for i--; i >= 0 && !p.IsNil(); i-- {
 		e := m.entries[i]
-		if off := p - e.alloc.Ptr(); uint64(off) < uint64(e.alloc.Bytes()) {
-			if e.heap != nil {
-				e = e.heap.at(int64(off)) // which is nil where nothing is allocated
+		off := p - e.alloc.Ptr()
+		if uint64(off) >= uint64(e.alloc.Bytes()) {
+			continue
+		}
+		if e.heap != nil {
+			if e = e.heap.at(int64(off)); e == nil {
+				continue // nothing is allocated there
 			}
+		}
+		if e.end()-int64(off) >= bytes {
 			return e, int64(off)
 		}
+		if found == nil {
+			found, offset = e, int64(off)
+		}
 	}
-	return nil, 0
+	return found, offset
+}
+
+// end is where in its allocation the entry ends.
+func (e *entry) end() int64 {
+	if e.piece != nil {
+		return e.piece.span.start + e.piece.bytes
+	}
+	return e.alloc.Bytes()
 }
 
 // local gives the entry that the local side of a transfer, bytes at p, is in.
 func (m *Memory) local(op, arg string, p device.Ptr, bytes int64) (*entry, error) {
 	m.mu.Lock()
-	e, off := m.at(p)
+	e, off := m.at(p, bytes)
 	m.mu.Unlock()
 	if e == nil {
 		return nil, fmt.Errorf("%s: the local side of %s must be memory that was allocated or registered here: address %s: %w", op, arg, p, errs.ErrNotSymmetric)
 	}
-	end := e.alloc.Bytes()
-	if e.piece != nil {
-		end = e.piece.span.start + e.piece.bytes
-	}
+	end := e.end()
 	if left := end - off; bytes > left {
 		return nil, errs.Invalid(op, arg+".Bytes", bytes, fmt.Sprintf("0 to %d, what is left of the allocation at %s", left, p))
 	}

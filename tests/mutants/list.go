@@ -606,13 +606,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "Find takes the byte behind an allocation", tests: inSuite,
-		old: "uint64(off) < uint64(e.alloc.Bytes()) {",
-		new: "uint64(off) <= uint64(e.alloc.Bytes()) {",
+		old: "uint64(off) >= uint64(e.alloc.Bytes()) {",
+		new: "uint64(off) > uint64(e.alloc.Bytes()) {",
 	},
 	{
 		file: "memory/memory.go", why: "Find knows first bytes only", tests: inSuite,
-		old: "\tif !exact {\n\t\ti--\n\t}\n\tif i >= 0 && !p.IsNil()",
-		new: "\tif i >= 0 && i < len(m.entries) && (exact || true) && !p.IsNil()",
+		old: "\t\toff := p - e.alloc.Ptr()\n",
+		new: "\t\toff := p - e.alloc.Ptr()\n\t\tif off != 0 {\n\t\t\tcontinue\n\t\t}\n",
 	},
 	{
 		file: "memory/memory.go", why: "memory of others is taken to a rendezvous", tests: inSuite,
