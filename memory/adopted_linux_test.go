@@ -13,6 +13,7 @@ import (
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
 )
 
 // adopter is the host backend, and adopts any memory, which only this rank reaches.
@@ -104,4 +105,39 @@ func putParts(ctx context.Context, m *memory.Memory, w *memory.Window, p device.
 		return fmt.Errorf("what is behind: %w", err)
 	}
 	return errors.Join(s.Synchronize(ctx), s.Close())
+}
+
+// together is a backend whose allocations are collective.
+type together struct{ adopter }
+
+func (b together) Capabilities() backend.Capabilities {
+	c := b.adopter.Capabilities()
+	c.CollectiveAllocate = true
+	return c
+}
+
+// TestEmptyIsLocal: a tensor without elements of the caller's memory waits for nobody, also where allocations are collective and a rank makes it before one, and another rank behind it.
+func TestEmptyIsLocal(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		return backendtest.WithMemory(ctx, g, together{adopter{near}}, func(m *memory.Memory) error {
+			var none, some *tensor.Tensor
+			adopt := func() (err error) { none, err = tensor.FromPtr(ctx, m, 0, tensor.Float32, 0); return err }
+			zeros := func() (err error) { some, err = tensor.Zeros(ctx, m, tensor.Float32, 4); return err }
+			first, second := adopt, zeros
+			if g.Rank() == 1 {
+				first, second = zeros, adopt
+			}
+			if err := errors.Join(first(), second()); err != nil {
+				return err
+			}
+			if err := errors.Join(none.Rendezvous(ctx), some.Rendezvous(ctx)); err != nil {
+				return err
+			}
+			return errors.Join(none.Close(ctx), some.Close(ctx))
+		})
+	}))
 }

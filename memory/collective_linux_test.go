@@ -201,7 +201,7 @@ func TestNoMemory(t *testing.T) {
 	var none *memory.Memory
 	for _, m := range []*memory.Memory{none, {}} {
 		for call, err := range map[string]error{
-			"Err": m.Err(), "Closed": m.Closed(), "Allocate": failure(m.Allocate(ctx, 1, "")), "Register": failure(m.Register(ctx, 1, 1, "")),
+			"Err": m.Err(), "Closed": m.Closed(), "Allocate": failure(m.Allocate(ctx, 1, "")), "Empty": failure(m.Empty("")), "Register": failure(m.Register(ctx, 1, 1, "")),
 			"Rendezvous": failure(m.Rendezvous(ctx, nil, memory.Record{})), "Free": m.Free(ctx, nil), "Close": m.Close(ctx), "NewHeap": failure(m.NewHeap(ctx, 1)),
 			"NewWorkspace": failure(m.NewWorkspace(ctx, memory.WorkspaceRequest{Bytes: 1})), "TrimWorkspace": m.TrimWorkspace(ctx), "InTurn": m.InTurn(ctx, "", nil),
 			"EnableMulticast": m.EnableMulticast(ctx, nil, nil), "PrepareTransfer": failure(m.PrepareTransfer(backend.Read, 0, nil)),

@@ -337,6 +337,23 @@ func (m *Memory) allocateNow(ctx context.Context, bytes int64, name, place strin
 	return a, nil
 }
 
+// Empty is an allocation of 0 bytes, for who would register none. Unlike that of Allocate it is local over every backend. ErrClosed or ErrPeerLost if the memory cannot be used any more.
+func (m *Memory) Empty(name string) (backend.Allocation, error) {
+	if err := m.made("Empty"); err != nil {
+		return nil, err
+	}
+	if !m.locals.enter() {
+		return nil, fmt.Errorf("allocating 0 bytes: %w", m.Closed())
+	}
+	defer m.locals.leave()
+	if err := m.Err(); err != nil {
+		return nil, fmt.Errorf("allocating 0 bytes: %w", err)
+	}
+	a := &emptyAllocation{}
+	m.add(&entry{alloc: a, name: name, place: callerPlace()})
+	return a, nil
+}
+
 // Register adopts bytes (> 0) of memory at p, which the caller owns and keeps until Free. Local. ErrUnsupported, with the reason, over a
 // backend that adopts none; ErrInvalid for memory that it cannot adopt, as the backend's Register says; ErrClosed or ErrPeerLost if
 // the memory cannot be used any more.

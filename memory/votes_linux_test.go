@@ -358,10 +358,11 @@ func TestAfterClose(t *testing.T) {
 		}
 		_, allocated := m.Allocate(ctx, 100, "")
 		_, empty := m.Allocate(ctx, 0, "")
+		_, nothing := m.Empty("")
 		_, registered := m.Register(ctx, 1<<20, 100, "")
 		_, prepared := m.PrepareTransfer(backend.Write, 0, make([]memory.TransferBlock, 1))
 		for what, err := range map[string]error{
-			"Allocate": allocated, "Allocate of nothing": empty, "Register": registered, "PrepareTransfer of nothing": prepared, "Close": m.Close(ctx),
+			"Allocate": allocated, "Allocate of nothing": empty, "Empty": nothing, "Register": registered, "PrepareTransfer of nothing": prepared, "Close": m.Close(ctx),
 		} {
 			if !errors.Is(err, errs.ErrClosed) {
 				return fmt.Errorf("%s after Close: %w", what, err)

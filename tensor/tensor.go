@@ -86,7 +86,7 @@ func FromPtr(ctx context.Context, m *memory.Memory, p device.Ptr, dtype DType, s
 	var a backend.Allocation
 	switch size := dtype.Bytes(); {
 	case bytes == 0:
-		a, err = m.Allocate(ctx, 0, "")
+		a, err = m.Empty("")
 	case uint64(p)%uint64(size) != 0:
 		err = errs.Invalid("FromPtr", "p", p, fmt.Sprintf("a multiple of %d bytes, the size of an element", size))
 	default:
