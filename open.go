@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -86,7 +85,7 @@ func (o *Options) logger(cfg config.Config) *slog.Logger {
 // RendezvousServed (false, then SYMMEM_RENDEZVOUS_SERVED) and RendezvousFD (-1, then SYMMEM_RENDEZVOUS_FD), which belong to it. A process that nothing has started is a world of one rank. Several ranks on one
 // host need no token; ranks on several hosts need one.
 //
-// A rank is in an attempt of a job once. Where rank 0 serves the rendezvous the ranks may all close and open again; where a service outside of them does, as
+// A rank is in an attempt of a job once. Where rank 0 serves the rendezvous the ranks may all close and open again, but for a RendezvousFD, which the first Open takes; where a service outside of them does, as
 // that of symmem run, what has left is a group.RefusedError, as is another attempt: it takes a service of that attempt, which the setting restart counts.
 //
 // # Errors
@@ -136,9 +135,7 @@ func joinOptions(cfg config.Config, opts *Options, log *slog.Logger) (*group.Opt
 		Served: cfg.RendezvousServed, Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout, BootID: opts.BootID, Logger: log,
 	}
 	if cfg.RendezvousFD >= 0 && launch.Rank == 0 {
-		f := os.NewFile(uintptr(cfg.RendezvousFD), "rendezvous socket")
-		gopts.Listener, err = net.FileListener(f)
-		if err = errors.Join(err, f.Close()); err != nil {
+		if gopts.Listener, err = inheritedListener(cfg.RendezvousFD); err != nil {
 			return nil, fmt.Errorf("%w: %w", errs.Invalid("Open", "rendezvous-fd", cfg.RendezvousFD, "the descriptor of an inherited listening socket"), err)
 		}
 	}

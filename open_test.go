@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -153,6 +154,33 @@ func inheritedSocket(t *testing.T, begin func() config.Config) {
 	}
 	wg.Wait()
 	require.NoError(t, f.Close())
+}
+
+// TestInheritedSomethingElse: what is no listening socket is refused at once, and stays the program's: an earlier Open may have taken the socket, and a file of the
+// program got its number.
+func TestInheritedSomethingElse(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	conn, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer conn.Close()
+	connection, err := conn.(*net.TCPConn).File()
+	require.NoError(t, err)
+	defer connection.Close()
+	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	require.NoError(t, err)
+	defer file.Close()
+	for what, f := range map[string]*os.File{"a file": file, "a connection": connection} {
+		fd, err := dup(f)
+		require.NoError(t, err)
+		cfg := config.Default()
+		cfg.Rank, cfg.WorldSize, cfg.RendezvousAddr, cfg.RendezvousFD, cfg.Timeout = 0, 2, "127.0.0.1:1", fd, 200*time.Millisecond
+		_, err = symmem.Open(t.Context(), cfg, nobody)
+		require.ErrorIs(t, err, symmem.ErrInvalid, what)
+		require.ErrorContains(t, err, "rendezvous-fd", what)
+		require.True(t, alive(fd), "%s was closed", what)
+	}
 }
 
 // TestTwoHosts: ranks on two hosts that no backend here spans are told so at once, all of them.

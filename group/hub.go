@@ -287,6 +287,13 @@ func (h *hub) knows(worldRank int) bool {
 	return h.ranks[worldRank].state != rankAbsent
 }
 
+// isPresent reports whether a rank is there: it has come, and has not left nor been lost.
+func (h *hub) isPresent(worldRank int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.ranks[worldRank].state == rankPresent
+}
+
 // attachAs is attach with what is unique to this join of the rank. welcome is called when the rank is kept, and before it is told anything: a rank that was
 // welcomed is known to every later service.
 func (h *hub) attachAs(m Member, session string, events eventReceiver, welcome func()) (before rankState, ok bool) {

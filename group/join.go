@@ -129,7 +129,7 @@ func host(ctx context.Context, s *session, m Member, o *Options) (*hostTransport
 	if err != nil {
 		return nil, err
 	}
-	t.service, err = startService(l, t.hub, o, o.Logger.With("rank", o.Rank))
+	t.service, err = startService(l, t.hub, o, true, o.Logger.With("rank", o.Rank))
 	return t, err
 }
 

@@ -184,7 +184,9 @@ func TestJoinBadOptions(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	ctx := testContext(t)
 	l := listenLoopback(t)
-	base := Options{WorldSize: 3, Addr: l.Addr().String(), Job: "right", Restart: 2, Token: "secret"}
+	limits := defaultLimits
+	limits.doubt = 50 * time.Millisecond
+	base := Options{WorldSize: 3, Addr: l.Addr().String(), Job: "right", Restart: 2, Token: "secret", limits: &limits}
 	groups := make([]*Group, 3)
 	failures := make([]error, 3)
 	var wait sync.WaitGroup
@@ -555,4 +557,37 @@ func TestJoinAloneWithoutTime(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	_, err = l.Accept()
 	require.ErrorIs(t, err, net.ErrClosed)
+}
+
+// TestJoinAgain: where rank 0 serves, all ranks may leave and join again, in whichever order they leave.
+func TestJoinAgain(t *testing.T) {
+	ctx := testContext(t)
+	for _, token := range []string{"", "secret"} {
+		for last := range 3 {
+			nobody := listenLoopback(t)
+			require.NoError(t, nobody.Close())
+			failures := make([]error, 3)
+			var wait sync.WaitGroup
+			for rank := range failures {
+				o := Options{Rank: rank, WorldSize: 3, Addr: nobody.Addr().String(), Job: "again", Token: token}
+				wait.Go(func() {
+					for range 3 {
+						g, err := Join(ctx, &o)
+						if err == nil && rank == last {
+							time.Sleep(20 * time.Millisecond) // the others are back before it leaves
+						}
+						if err == nil {
+							err = g.Close(ctx)
+						}
+						if err != nil {
+							failures[rank] = err
+							return
+						}
+					}
+				})
+			}
+			wait.Wait()
+			requireNone(t, failures)
+		}
+	}
 }

@@ -688,7 +688,7 @@ func TestLossBetweenConnections(t *testing.T) {
 		h.ranks[rank] = hubRank{state: rankPresent, session: fmt.Sprint("join ", rank), member: Member{WorldRank: rank}}
 		h.present++
 	}
-	s, err := startService(l, h, o, o.Logger)
+	s, err := startService(l, h, o, false, o.Logger)
 	require.NoError(t, err)
 	defer func() {
 		s.stop()

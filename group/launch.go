@@ -68,8 +68,8 @@ const launchOp = "finding this process's place in the job"
 // host of SLURM_STEP_NODELIST, where rank 0 runs unless the tasks were distributed arbitrarily; under mpirun on one host
 // 127.0.0.1; under mpirun in a Slurm job the first host of SLURM_JOB_NODELIST. Where there is no MASTER_PORT, the port is made
 // from the id of the job, between 20480 and 28671, and Ports is 8, so that jobs that run on one host at the same time have ports of their own, also where two ids
-// give the same. Hydra gives no id: on one host its daemon's process stands for it, to which the socket PMI_FD leads (on Linux). Where there is neither, Ports
-// is 0. Where nothing gives an address it is an error. Every rank comes to the same address by itself; nothing here makes sure that a port is free on rank 0's
+// give the same. Hydra gives no id: on one host its daemon's process stands for it, to which the socket PMI_FD leads (on Linux). Where there is neither, or the
+// job has a name that was given explicitly, which other jobs may have too, Ports is 0. Where nothing gives an address it is an error. Every rank comes to the same address by itself; nothing here makes sure that a port is free on rank 0's
 // host.
 //
 // Every error is ErrInvalid or lists errors that are.
@@ -241,7 +241,7 @@ func (e *launchEnv) complete(given Launch, chosen launchReading) (Launch, error)
 			return Launch{}, err
 		}
 		l.Addr, l.Ports = addr, 0
-		if made && l.Job != "" {
+		if made && l.Job != "" && given.Job == "" { // a name that somebody gives may be that of another job too, whose service would take the ranks for its own
 			l.Ports = launchProbes
 		}
 	}

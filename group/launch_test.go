@@ -60,6 +60,8 @@ func TestDetectLaunch(t *testing.T) {
 			Launch{9, 10, 1, 4, 2, "gpu001:24328", 8, "123456.3", 2, "slurm"}},
 		{"srun", []string{"SLURM_STEP_TASKS_PER_NODE="}, Launch{9, 10, 1, 0, 2, "gpu001:24328", 8, "123456.3", 2, "slurm"}},
 		{"srun", []string{"MASTER_ADDR=10.0.0.9", "WORLD_SIZE=10"}, Launch{9, 10, 1, 2, 2, "10.0.0.9:25404", 0, "123456.3", 2, "slurm"}},
+		{"srun", []string{"SYMMEM_JOB=train"}, Launch{9, 10, 1, 2, 2, "gpu001:24328", 0, "train", 2, "explicit+slurm"}}, // as others may be called
+		{"openmpi4-one-host", []string{"SYMMEM_JOB=train"}, Launch{2, 4, 2, 4, 0, "127.0.0.1:21387", 0, "train", 0, "explicit+openmpi"}},
 		{"srun-pmi2", nil, Launch{1, 2, 1, 2, 0, "host2:22174", 8, "123457.0", 0, "slurm"}},
 		{"sbatch-shell-one-task", nil, Launch{0, 1, 0, 1, 0, "", 0, "", 0, "none"}},
 		{"sbatch-shell", []string{"SYMMEM_LAUNCHER=none"}, Launch{0, 1, 0, 1, 0, "", 0, "", 0, "none"}},

@@ -10,7 +10,7 @@ import (
 // run other code.
 type limits struct {
 	attempt   time.Duration // a rank's first attempt to connect; later ones may take longer
-	doubt     time.Duration // how long a rank looks at further ports, after an answer that may be of somebody else, or of its own service
+	doubt     time.Duration // how long a rank looks at further ports, after an answer that may be of somebody else, or of its own service; and how long one that has left waits for rank 0 to leave too
 	handshake time.Duration // from a connection's beginning until a rank is admitted on it
 	patience  time.Duration // the same, while further connections wait for a place; a tenth of it where no greeting has come
 	hurry     time.Duration // the same for a source that has more than its share of the places; 0 goes by the number of places

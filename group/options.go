@@ -32,7 +32,8 @@ type Options struct {
 	// Addr is where the rendezvous service is reached, "host:port". Rank 0 listens there, unless it has a Listener or the job is Served.
 	Addr string
 	// Ports is how many ports, from that of Addr on, the service may be at, for an address that another program may have taken: rank 0 listens on the first
-	// that is free, and the others look at each of them, and go on where somebody else answers. Give it together with a Job that no other job has; the same on
+	// that is free, and the others look at each of them, and go on where somebody else answers, or nobody says a word. An answer that may be of their own service as well,
+	// such as that the token is wrong, they take for the last word when some seconds have passed. Give it together with a Job that no other job has; the same on
 	// every rank, at most [MaxPorts]. Zero means 1: who answers at Addr is the service, or this rank has come to the wrong place.
 	Ports int
 	// Listener is a listening socket for rank 0, or for Serve, to serve on instead of Addr. Join and Serve take it over and close it.

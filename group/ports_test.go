@@ -2,6 +2,7 @@ package group
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"strconv"
@@ -74,6 +75,46 @@ func TestPortOfAnother(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestPortOfSomebodySilent: what says nothing at one port keeps no rank from looking at the next, even if it is given all the time that there is.
+func TestPortOfSomebodySilent(t *testing.T) {
+	limits := defaultLimits
+	limits.attempt = time.Hour
+	addr := answering(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	requireNone(t, meetAtPorts(t, 3, Options{Addr: addr, Ports: 8, Job: "j", Timeout: 20 * time.Second, limits: &limits}, 50*time.Millisecond))
+}
+
+// TestReturnBehindAnother: ranks look for a service that is started again for their timeout, also where another job's has its port, with a token of its own, since they know that
+// theirs is the right one.
+func TestReturnBehindAnother(t *testing.T) {
+	t.Parallel() // it waits, most of the time
+	ctx := testContext(t)
+	limits := defaultLimits
+	limits.doubt, limits.attempt = time.Millisecond, 300*time.Millisecond
+	s := newKeptService(t, 2, Options{
+		Job: uniqueJob(), Store: "memory://here/" + uniqueJob(), Token: "the token of this job alone", Ports: 16, Timeout: 20 * time.Second, limits: &limits,
+	})
+	groups := s.join()
+	require.Error(t, s.end())
+	another := Options{WorldSize: 2, Addr: s.addr, Job: "another", Token: "another token, as long as this"}
+	serving, stop := context.WithCancel(ctx)
+	var other sync.WaitGroup
+	other.Go(func() {
+		var missing *MissingRanksError
+		for !errors.As(Serve(serving, &another), &missing) && serving.Err() == nil {
+			time.Sleep(5 * time.Millisecond) // until the port is free
+		}
+	})
+	defer other.Wait()
+	defer stop()
+	time.Sleep(500 * time.Millisecond) // they come to it some times
+	o := s.opts
+	o.Addr = s.addr
+	s.ended = make(chan error, 1)
+	go func() { s.ended <- Serve(ctx, &o) }()
+	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all are back") }))
+	s.finish(ctx, groups)
 }
 
 // TestJobsWithOnePort: jobs that begin at one port at the same time each have one of their own, and nobody comes into another's.

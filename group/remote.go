@@ -34,6 +34,7 @@ type remote struct {
 	cancel   context.CancelFunc // ends the connection, and the search for another
 	ended    chan struct{}      // closed when there is no connection any more, and will be none
 	work     sync.WaitGroup
+	hello    sync.Mutex // held while the rank says hello
 
 	mu       sync.Mutex
 	link     *link
@@ -113,65 +114,112 @@ func connect(ctx context.Context, s *session, m Member, o *Options) (*remote, er
 // that are not back within their liveness timeout and returnTime.
 func (o *Options) longestReturn() time.Duration { return max(o.bounds().attempt, o.LivenessTimeout/2) }
 
-// find connects, as connect does. again says that this rank was admitted before.
+// sighting is how one attempt to connect has ended.
+type sighting struct {
+	port    int // which of the addresses
+	attempt int // there, from 1
+	link    *link
+	err     error
+}
+
+// find connects, as connect does. again says that this rank was admitted before. It looks at all addresses at the same time: who is at one of them in place of the
+// service may be silent for as long as anybody waits.
 func (r *remote) find(ctx context.Context, again bool) (*link, error) {
-	s, o := r.session, r.options
+	o := r.options
 	started := time.Now()
-	backoff := firstBackoff
-	var last error
-	var strange time.Time // since when somebody has answered who may be somebody else
 	addrs := o.addrs()
-	bounds := slices.Repeat([]time.Duration{s.limits.attempt}, len(addrs))
-	for attempts := 1; ; attempts++ {
-		var told error // what says most of this round
-		var doubt *RefusedError
-		for i, addr := range addrs {
-			l, err := r.attempt(ctx, addr, bounds[i], again)
-			if err == nil {
-				return l, nil
-			}
-			if refusal, ok := errors.AsType[*RefusedError](err); ok {
-				refusal.Addr = addr
-				perhaps, certain := refusal.Reason.elsewhere()
-				if len(addrs) == 1 || !perhaps {
-					return nil, refusal
-				}
-				if !certain && doubt == nil {
-					doubt = refusal
-				}
-				told = refusal
-			}
-			if errors.Is(err, errAttempt) { // the service may be busy with many others: more patience, so that it is not asked in vain
-				bounds[i] = min(2*bounds[i], longestAttempt*s.limits.attempt)
-				if again {
-					bounds[i] = min(bounds[i], o.longestReturn())
-				}
-			}
-			if told == nil {
-				told = err
-			}
-			s.logger.Debug("connecting to the rendezvous service", "address", addr, "attempt", attempts, "error", err)
-			if ctx.Err() != nil {
-				break
+	looking, stop := context.WithCancel(ctx)
+	defer stop()
+	seen := make(chan sighting)
+	var looks sync.WaitGroup
+	for port, addr := range addrs {
+		looks.Go(func() { r.look(looking, stop, sighting{port: port}, addr, again, seen) })
+	}
+	go func() {
+		looks.Wait()
+		close(seen)
+	}()
+	attempts := 0
+	var found *link
+	var decided *RefusedError
+	lasts, doubts := make([]error, len(addrs)), make([]*RefusedError, len(addrs))
+	var strange time.Time // since when somebody answers who may be somebody else
+	for at := range seen {
+		attempts = max(attempts, at.attempt)
+		switch {
+		case at.link != nil:
+			found = at.link
+			continue
+		case decided != nil:
+			continue
+		case lasts[at.port] == nil || !cutShort(ctx): // the attempt that the context cut short says the least
+			lasts[at.port] = at.err
+		}
+		doubts[at.port] = nil
+		if refusal, ok := errors.AsType[*RefusedError](at.err); ok {
+			refusal.Addr = addrs[at.port]
+			perhaps, certain := refusal.Reason.elsewhere()
+			switch {
+			case len(addrs) == 1 || !perhaps:
+				decided = refusal
+			case !certain && !again: // a rank that was admitted with what it has is refused by somebody else
+				doubts[at.port] = refusal
 			}
 		}
+		doubt := cmp.Or(doubts...)
 		switch {
 		case doubt == nil:
 			strange = time.Time{}
 		case strange.IsZero():
 			strange = time.Now()
 		case time.Since(strange) > o.bounds().doubt:
-			return nil, doubt
+			decided = cmp.Or(decided, doubt)
 		}
-		if last == nil || !cutShort(ctx) { // the attempt that the context cut short says the least
-			last = told
+		if decided != nil {
+			stop()
+		}
+	}
+	switch {
+	case found != nil:
+		return found, nil
+	case decided != nil:
+		return nil, decided
+	}
+	last := lasts[0]
+	for _, err := range lasts { // a refusal says most
+		if _, ok := errors.AsType[*RefusedError](err); ok {
+			last = err
+			break
+		}
+	}
+	return nil, &ConnectError{Addr: o.Addr, Ports: o.Ports, Served: o.Served, Attempts: attempts, Waited: time.Since(started), Last: last, Err: ctx.Err()}
+}
+
+// look tries to connect to an address until it has, or ctx ends, and tells how each attempt has ended.
+func (r *remote) look(ctx context.Context, stop context.CancelFunc, at sighting, addr string, again bool, seen chan<- sighting) {
+	s, o := r.session, r.options
+	backoff, bound := firstBackoff, s.limits.attempt
+	for at.attempt = 1; ; at.attempt++ {
+		at.link, at.err = r.attempt(ctx, stop, addr, bound, again)
+		if errors.Is(at.err, errAttempt) { // the service may be busy with many others: more patience, so that it is not asked in vain
+			bound = min(2*bound, longestAttempt*s.limits.attempt)
+			if again {
+				bound = min(bound, o.longestReturn())
+			}
+		}
+		if at.err != nil {
+			s.logger.Debug("connecting to the rendezvous service", "address", addr, "attempt", at.attempt, "error", at.err)
+		}
+		seen <- at
+		if at.link != nil {
+			return
 		}
 		pause := time.NewTimer(backoff/2 + rand.N(backoff))
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
 			pause.Stop()
-			return nil, &ConnectError{Addr: o.Addr, Ports: o.Ports, Served: o.Served, Attempts: attempts, Waited: time.Since(started), Last: last, Err: ctx.Err()}
+			return
 		}
 		backoff = min(2*backoff, lastBackoff)
 	}
@@ -189,11 +237,16 @@ var errAttempt = errors.New("no answer in time")
 
 // attempt connects once. Only making the connection has a bound of its own, because neither a listening socket whose service has not started nor a
 // host that is gone answers. From the hello on, the rank may be stopped, or the service busy, for as long as the context lasts; where the rank comes back, as
-// long as the service is not silent.
-func (r *remote) attempt(ctx context.Context, addr string, bound time.Duration, again bool) (*link, error) {
+// long as the service is not silent. It says hello at one address at a time, and welcomed, called once it was, keeps it from being welcomed at two.
+func (r *remote) attempt(ctx context.Context, welcomed context.CancelFunc, addr string, bound time.Duration, again bool) (*link, error) {
 	secure, socket, err := secureConnection(ctx, r.options, addr, bound)
 	if err != nil {
 		return nil, err
+	}
+	r.hello.Lock()
+	defer r.hello.Unlock()
+	if err := context.Cause(ctx); err != nil {
+		return nil, closing(err, socket)
 	}
 	l := &link{socket: socket, ended: make(chan struct{})}
 	if err := r.open(ctx, l, secure, again); err != nil {
@@ -204,6 +257,7 @@ func (r *remote) attempt(ctx context.Context, addr string, bound time.Duration, 
 		}
 		return nil, closing(err, socket)
 	}
+	welcomed()
 	return l, nil
 }
 

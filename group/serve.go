@@ -54,7 +54,7 @@ func Serve(ctx context.Context, opts *Options) (err error) {
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
-	s, err := startService(l, h, o, o.Logger)
+	s, err := startService(l, h, o, false, o.Logger)
 	if err != nil {
 		return errors.Join(err, k.end(ctx, false))
 	}

@@ -46,6 +46,7 @@ type service struct {
 	limits   *limits
 	listener *boundedListener
 	server   *grpc.Server
+	again    bool // the ranks may open the job again here when it is over, as rank 0 serves
 	stopping chan struct{}
 	work     sync.WaitGroup // every goroutine of the service that gRPC does not wait for
 
@@ -63,6 +64,7 @@ type serviceConn struct {
 	outbox  *outbox
 	phase   atomic.Int32
 	parted  atomic.Bool   // the rank has said goodbye, or is lost
+	early   bool          // it was refused as one that has left, and may be one of the next job
 	gone    chan struct{} // closed when the rank is no longer attached over this connection
 	once    sync.Once
 
@@ -78,8 +80,8 @@ const (
 	phaseReplaced
 )
 
-// startService serves on l until stop is called. It takes over l.
-func startService(l net.Listener, h *hub, o *Options, logger *slog.Logger) (*service, error) {
+// startService serves on l until stop is called. It takes over l. again says that the ranks may open the job again when it is over.
+func startService(l net.Listener, h *hub, o *Options, again bool, logger *slog.Logger) (*service, error) {
 	var certificates *tls.Config
 	if o.Token != "" {
 		var err error
@@ -92,6 +94,7 @@ func startService(l net.Listener, h *hub, o *Options, logger *slog.Logger) (*ser
 		options:  o,
 		limits:   o.bounds(),
 		logger:   logger.With("service", l.Addr().String()),
+		again:    again,
 		stopping: make(chan struct{}),
 		attached: make(map[int]*serviceConn),
 	}
@@ -258,8 +261,8 @@ func (s *service) Connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.S
 	case <-s.stopping:
 		return nil
 	}
-	if refusal == refusedEnding && s.hub.keeper != nil || refusal == refusedDropped {
-		return status.Error(codes.Unavailable, refusal.Text) // another service goes on with the job, or the rank comes again
+	if refusal == refusedEnding && (s.hub.keeper != nil || s.again) || refusal == refusedDropped || c.early && s.ends(stream.Context()) {
+		return status.Error(codes.Unavailable, refusal.Text) // another service goes on with the job, or begins it again, or the rank comes again
 	}
 	if refusal != nil {
 		s.logger.Warn("refused a rank", "from", socket.RemoteAddr(), "reason", refusal.Text)
@@ -309,6 +312,19 @@ func (s *service) Beat(stream grpc.BidiStreamingServer[pb.Heartbeat, pb.Heartbea
 	}
 }
 
+// ends waits a moment for the end of a job that rank 0 serves, and reports whether rank 0 has left. A rank that has left may be ahead of the others, which all
+// leave to open the job again: it has to come again until rank 0 does that too.
+func (s *service) ends(ctx context.Context) bool {
+	moment := time.NewTimer(s.limits.doubt)
+	defer moment.Stop()
+	select {
+	case <-moment.C:
+	case <-ctx.Done(): // rank 0 takes no more connections
+	case <-s.stopping:
+	}
+	return !s.hub.isPresent(0)
+}
+
 // refusedEnding refuses a rank that comes while the service stops, refusedDropped one whose connection is being closed, of which the rank does not hear.
 var (
 	refusedEnding  = refused(RefusedLate, "the job is ending")
@@ -354,6 +370,7 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 			if before == rankPresent {
 				return refused(RefusedDuplicate, "rank %d is present already; every rank needs its own number", m.WorldRank)
 			}
+			c.early = s.again && before == rankLeft
 			return refused(RefusedLate, "rank %d has left this job or was lost; a rank that starts again needs a new attempt of the job",
 				m.WorldRank)
 		}

@@ -6,12 +6,13 @@
 //	symmem bench --sizes 1K:64M       measure all-reduce, put and get
 //	symmem version                    which build this is
 //
-// Every setting of package config is a flag of each command but version: --timeout, --log-level and so on. The settings that give a
-// rank its place are not flags of the commands that start ranks. --json prints results as JSON instead of text, whatever the command.
+// Every setting of package config is a flag of each command that uses it: --timeout, --log-level and so on. The settings that give a
+// rank its place are not flags of the commands that start ranks. --json prints results as JSON instead of text; run and rendezvous have none.
 //
 // # Exit status
 //
-// 0 is success and 1 is failure; doctor fails when no backend that may be taken can be used. 2 is a mistake in the command line or the configuration.
+// 0 is success and 1 is failure; doctor fails when no backend that may be taken can be used, and when the configuration is not valid, which it is there to say. 2 is a
+// mistake in the command line or, for the other commands, the configuration.
 // Run exits with the status of the first rank that failed, 128 and the number of the signal if one ended it, 126 if the program cannot be executed
 // and 127 if it is not there.
 //

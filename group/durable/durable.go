@@ -84,7 +84,11 @@ func Schemes() []string {
 func Open(ctx context.Context, text string, opts Options) (Store, error) {
 	const op = "opening a store"
 	u, err := url.Parse(text)
-	if err != nil || u.Scheme == "" || u.Host == "" {
+	switch {
+	case err == nil && misplaced(u):
+		return nil, errs.Invalid(op, "the store", strconv.Quote(Redacted(text)),
+			"a URL such as etcd://USER:PASSWORD@10.0.0.1:2379/symmem, with %23, %2F, %3F and %40 for the characters #, /, ? and @")
+	case err != nil || u.Scheme == "" || u.Host == "":
 		return nil, errs.Invalid(op, "the store", strconv.Quote(Redacted(text)), "a URL such as etcd://10.0.0.1:2379,10.0.0.2:2379/symmem")
 	}
 	mu.Lock()
@@ -100,13 +104,24 @@ func Open(ctx context.Context, text string, opts Options) (Store, error) {
 	return open(ctx, u, opts)
 }
 
-// Redacted returns a URL without the secret that it may have.
+// Redacted returns a URL without the secret that it may have. Where it is not certain what of it is one, it returns none of it.
 func Redacted(text string) string {
 	u, err := url.Parse(text)
-	if err != nil {
+	switch {
+	case err != nil:
 		return "a text that is no URL"
+	case misplaced(u):
+		return "a URL whose user and password are not where they belong"
 	}
 	return u.Redacted()
+}
+
+// misplaced reports whether something that may be a user and a password is not taken for that: the scheme is missing before it, or it has a character that ends
+// it, such as the # in etcd://user:pass#word@host.
+func misplaced(u *url.URL) bool {
+	rest := *u
+	rest.User = nil
+	return strings.Contains(rest.String(), "@")
 }
 
 // Condition is what is wrong with a store.

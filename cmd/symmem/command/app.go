@@ -36,6 +36,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 	cobras := &keptError{w: out} // who does not look at what writing a help has come to
 	root.SetOut(cobras)
 	root.SetErr(errOut)
+	refuseUnknown(root) // cobra's own commands write to the output that there is now
 	command, err := root.ExecuteContextC(ctx)
 	if _, ours := errors.AsType[*exit.Error](err); cobras.err != nil && !ours {
 		err = &exit.Error{Status: exit.Failure, Err: cobras.err}
@@ -101,6 +102,29 @@ func (a app) rootCommand() *cobra.Command {
 		a.completeValues(cmd)
 	}
 	return root
+}
+
+// refuseUnknown makes what cobra's own commands do not know a mistake: they would print a help that nobody has asked for, and succeed.
+func refuseUnknown(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "help":
+			cmd.Args = func(_ *cobra.Command, args []string) error {
+				_, rest, err := root.Find(args)
+				if err != nil {
+					return err
+				}
+				if len(rest) > 0 {
+					return exit.Usagef("there is no command %q to help with", strings.Join(args, " "))
+				}
+				return nil
+			}
+		case "completion": // it takes no arguments, which cobra looks at only where a command runs
+			cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+	}
 }
 
 // failing makes any error without a status of its own a failure with status 1.

@@ -23,6 +23,9 @@ func TestUsageErrors(t *testing.T) {
 	}{
 		"no command":              {nil, nil, "a command is missing"},
 		"unknown command":         {[]string{"dance"}, nil, `no command "dance"`},
+		"help with nothing":       {[]string{"help", "dance"}, nil, `no command "dance" to help with`},
+		"help with half of it":    {[]string{"help", "run", "dance"}, nil, `no command "run dance" to help with`},
+		"completion of no shell":  {[]string{"completion", "dance"}, nil, `"dance"`},
 		"unknown flag":            {[]string{"run", "--dance"}, nil, "unknown flag: --dance"},
 		"run without a program":   {[]string{"run", "-n", "2"}, nil, "program to start is missing"},
 		"run without ranks":       {[]string{"run", "true"}, nil, "-n, the number of ranks, is missing"},

@@ -9,7 +9,7 @@
 //	etcds://etcd.example.com:2379/symmem?cacert=ca.pem&cert=client.pem&key=client-key.pem
 //
 // The scheme etcds uses TLS, with the system's certificates where there is no cacert. The path is the prefix of all keys, "symmem" if there is none;
-// below it every attempt of every job has a place of its own. All keys of a job belong to a lease, so that etcd forgets them some time after the last
+// below it every attempt of every job has a place of its own. The characters #, /, ? and @ of a password are written %23, %2F, %3F and %40. All keys of a job belong to a lease, so that etcd forgets them some time after the last
 // service has ended. It counts that time itself, whatever the clocks of other hosts say. A service that opens the place of another takes it: every
 // change is made on the condition that the place is still the service's own.
 //
