@@ -71,6 +71,8 @@ func (m *mapping) EnableMulticast(ctx context.Context) (device.Ptr, error) {
 			}
 		case why == notReady:
 			return 0, fmt.Errorf("multicast was not ready at %d attempts: %w: %w", attempt+1, errs.ErrUnavailable, err)
+		case why == gaveUp:
+			return 0, err
 		case why == exhausted:
 			return 0, fmt.Errorf("there is no multicast object to be had; close tensors and plans that use multicast: %w: %w", errs.ErrNoMemory, err)
 		default:
@@ -89,6 +91,7 @@ type refusal int
 const (
 	noRefusal refusal = iota
 	notReady          // it may work in a moment
+	gaveUp            // a rank's time was over, which says nothing about multicast
 	exhausted         // it may work when something was given back
 	refused           // it will not work
 )
@@ -102,6 +105,8 @@ func (b *Backend) judge(ctx context.Context, vote *group.VoteError, undone error
 	case local == nil:
 	case errors.As(local, &failed) && cu.Result(failed.Code) == cu.SystemNotReady:
 		mine = notReady
+	case errors.Is(local, context.Canceled), errors.Is(local, context.DeadlineExceeded):
+		mine = gaveUp
 	case errors.Is(local, errs.ErrNoMemory), errors.As(local, &files), failed != nil && cu.Result(failed.Code) == cu.OperatingSystem:
 		mine = exhausted
 	default:

@@ -99,22 +99,19 @@ func (b *Backend) zero(ctx context.Context, a *allocation) error {
 	if err == nil {
 		return nil
 	}
-	// Freeing memory that the GPU is still writing would end the context.
-	if idle, queryErr := b.stream.Query(); !idle && queryErr == nil {
+	// Freeing memory that the GPU is still writing would end the context. Where it cannot be asked, it may be at work.
+	if idle, unknown := b.stream.Query(); !idle && !errors.Is(unknown, cuda.ErrContextLost) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.kept = append(b.kept, a)
-		return fmt.Errorf("the GPU still works on it, so it is given back later: %w", err)
+		return fmt.Errorf("the GPU still works on it, so it is given back later: %w", errors.Join(err, unknown))
 	}
 	return errors.Join(err, a.free())
 }
 
 // sweep frees memory that was kept because the GPU was working on it, if the GPU no longer does.
 func (b *Backend) sweep() error {
-	b.mu.Lock()
-	none := len(b.kept) == 0
-	b.mu.Unlock()
-	if none {
+	if !b.keepsMemory() {
 		return nil
 	}
 	if idle, err := b.stream.Query(); !idle {
@@ -123,17 +120,28 @@ func (b *Backend) sweep() error {
 	return b.giveBackKept()
 }
 
-// giveBackKept frees kept memory; the GPU no longer works on it.
-func (b *Backend) giveBackKept() error {
+func (b *Backend) keepsMemory() bool {
 	b.mu.Lock()
-	kept := b.kept
-	b.kept = nil
-	b.mu.Unlock()
-	var err error
-	for _, a := range kept {
-		err = errors.Join(err, a.free())
+	defer b.mu.Unlock()
+	return len(b.kept) > 0
+}
+
+// giveBackKept frees kept memory; the GPU no longer works on it. Without a context it stays kept.
+func (b *Backend) giveBackKept() error {
+	if !b.keepsMemory() {
+		return nil
 	}
-	return err
+	return b.device.WithContext(func() error {
+		b.mu.Lock()
+		kept := b.kept
+		b.kept = nil
+		b.mu.Unlock()
+		var err error
+		for _, a := range kept {
+			err = errors.Join(err, b.lib.MemFree(uint64(a.ptr)))
+		}
+		return err
+	})
 }
 
 func (a *allocation) free() error { return a.backend.freeMemory(uint64(a.ptr)) }

@@ -407,6 +407,9 @@ func (b *Backend) Quiesce(ctx context.Context) error {
 			return nil
 		}
 		idle, err := p.stream.Query()
+		if errors.Is(err, cuda.ErrContextLost) {
+			return nil // it does nothing any more, and never will
+		}
 		if idle || err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package nixl
 
 import (
+	"errors"
 	"fmt"
 	"unsafe"
 
@@ -33,14 +34,18 @@ func adoptableGPU(d *cuda.Device, p device.Ptr, bytes int64) error {
 		return errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %s, %s", bytes, p, what), allowed)
 	}
 	var where cu.MemoryType
-	if drv.PointerGetAttribute(unsafe.Pointer(&where), cu.PointerMemoryType, p) != cu.Success {
-		return bad("where no memory of a GPU is", "memory that cuMemAlloc or cuMemCreate of this process made and that was not freed")
+	r := drv.PointerGetAttribute(unsafe.Pointer(&where), cu.PointerMemoryType, p)
+	if err := drv.Check("cuPointerGetAttribute", r); err != nil {
+		if errors.Is(err, cuda.ErrContextLost) { // which says nothing about the memory
+			return err
+		}
+		return bad(fmt.Sprintf("where no memory of a GPU is (%v)", err), "memory that cuMemAlloc or cuMemCreate of this process made and that was not freed")
 	}
 	if where != cu.MemoryDevice {
 		return bad("which is memory of the host", "memory of "+d.UUID())
 	}
 	var ordinal int32
-	r := drv.PointerGetAttribute(unsafe.Pointer(&ordinal), cu.PointerDeviceOrdinal, p)
+	r = drv.PointerGetAttribute(unsafe.Pointer(&ordinal), cu.PointerDeviceOrdinal, p)
 	if err := drv.Check("cuPointerGetAttribute", r); err != nil {
 		return err
 	}

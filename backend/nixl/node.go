@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -28,11 +29,12 @@ type node struct {
 	scratch scratch // where there are pads
 
 	mu      sync.Mutex
-	last    uint64          // the number of the latest registration
-	regions []nixl.Block    // of the device's memory, by address
-	strays  []request       // given up while the library worked on them
-	kept    []words         // given up while the library may have worked on them
-	known   map[string]bool // the agents that are connected to
+	last    uint64                 // the number of the latest registration
+	regions []nixl.Block           // of the device's memory, by address
+	open    map[*transfer]struct{} // with requests, which must be released before the agent ends
+	strays  []request              // given up while the library worked on them
+	kept    []words                // given up while the library may have worked on them
+	known   map[string]bool        // the agents that are connected to
 }
 
 // nonce returns a text that no other has.
@@ -43,7 +45,7 @@ func newName(g *group.Group) string { return fmt.Sprintf("%s-%d-%s", g.Name(), g
 
 // newNode makes the node of this rank with that engine.
 func newNode(e engine, name string, d device.Device) *node {
-	return &node{engine: e, name: name, device: d, memory: memoryOf(d), known: map[string]bool{}}
+	return &node{engine: e, name: name, device: d, memory: memoryOf(d), open: map[*transfer]struct{}{}, known: map[string]bool{}}
 }
 
 // progress handles what has arrived, unless a thread of the library does. A failure is not returned: it fails a transfer, which reports it. With
@@ -126,6 +128,31 @@ func (n *node) block(p device.Ptr, bytes int64) (nixl.Block, error) {
 		"memory that was allocated or registered here")
 }
 
+// opened notes a transfer with a request. forget ends that.
+func (n *node) opened(t *transfer) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.open[t] = struct{}{}
+}
+
+func (n *node) forget(t *transfer) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.open, t)
+}
+
+// closeOpen closes the transfers that nobody has closed.
+func (n *node) closeOpen() error {
+	n.mu.Lock()
+	open := slices.Collect(maps.Keys(n.open))
+	n.mu.Unlock()
+	var err error
+	for _, t := range open {
+		err = errors.Join(err, t.Close())
+	}
+	return err
+}
+
 // stray takes over a request that was given up while the library works on it.
 func (n *node) stray(r request) {
 	n.mu.Lock()
@@ -191,13 +218,14 @@ func (n *node) keep(f words) {
 
 // close ends the agent. Strays that do not end are cancelled.
 func (n *node) close(ctx context.Context) error {
+	unclosed := n.closeOpen() // those that are under way become strays
 	err, released := n.endStrays(ctx, strayTimeout)
 	n.mu.Lock()
 	kept := n.kept
 	n.kept = nil
 	n.mu.Unlock()
 	n.driver.stop()
-	err = errors.Join(err, released, n.dropScratch())
+	err = errors.Join(unclosed, err, released, n.dropScratch())
 	if released == nil { // else the agent deregisters them when it ends, with what it still works on
 		for _, f := range kept {
 			err = errors.Join(err, f.deregister())

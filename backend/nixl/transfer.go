@@ -67,10 +67,14 @@ func (t *transfer) prepare() error {
 		return nil
 	}
 	b := t.backend
-	return within(b.device, func() (err error) {
+	err := within(b.device, func() (err error) {
 		t.request, err = b.node.engine.NewRequest(t.op, t.memory, t.local, t.remote, b.peers[t.peer].Agent)
 		return err
 	})
+	if t.request != nil {
+		b.node.opened(t)
+	}
+	return err
 }
 
 // Start posts the request.
@@ -171,8 +175,9 @@ func (t *transfer) giveUp() {
 	}
 }
 
-// Close releases the request.
+// Close releases the request. After the first, it does nothing.
 func (t *transfer) Close() error {
+	t.backend.node.forget(t)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true

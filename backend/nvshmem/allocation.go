@@ -66,15 +66,12 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 // fromHeap takes memory from the heap. Collective over all PEs.
 func (b *Backend) fromHeap(ctx context.Context, a *allocation, failure error) error {
 	w := b.world
-	mine := ask{Op: "allocating", Kind: inHeap, Bytes: a.bytes}
+	mine := ask{Op: "allocating", Kind: inHeap, Bytes: a.bytes, need: a.rounded}
 	if failure == nil {
 		mine.Free, _, failure = b.device.MemInfo()
 	}
-	return w.collectively(ctx, b.group, mine, failure, func(turn uint64, all []ask) error {
-		if err := backend.Alike("size in bytes", all, func(a *ask) int64 { return a.Bytes }); err != nil {
-			return err
-		}
-		p, err := w.allocate(a.rounded, least(all))
+	return w.collectively(ctx, b.group, mine, failure, func(turn uint64, _ []ask) error {
+		p, err := w.allocate(a.rounded)
 		if err != nil {
 			return err
 		}

@@ -2,7 +2,9 @@ package nvshmem
 
 import (
 	"fmt"
+	"slices"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
@@ -96,25 +98,46 @@ func (h *heap) within(bytes int64) error {
 	return nil
 }
 
-// allocate returns bytes of the heap (a multiple of alignment), which grows if it must. free is the least memory that a GPU has left. It is part of a
-// turn.
-func (w *world) allocate(bytes, free int64) (device.Ptr, error) {
-	// A chunk may begin in the rest of the physical memory before its own. It is then two regions, neither of which need be large enough. The next
-	// chunk leaves room for such a rest, which does not change.
-	for range 3 {
-		if p, ok := w.heap.take(bytes); ok {
-			return device.Ptr(p), nil
+// mostChunks is how often the heap grows for one piece. A chunk may begin in the rest of the physical memory before its own. It is then two regions,
+// neither of which need be large enough. The next chunk leaves room for such a rest, which does not change.
+const mostChunks = 3
+
+// has reports whether a region has bytes.
+func (h *heap) has(bytes int64) bool {
+	return slices.ContainsFunc(h.regions, func(r *region) bool {
+		return slices.ContainsFunc(r.free, func(f span) bool { return f.bytes >= bytes })
+	})
+}
+
+// allocate returns bytes of the heap (a multiple of alignment), which has grown for them. It is part of a turn.
+func (w *world) allocate(bytes int64) (device.Ptr, error) {
+	if p, ok := w.heap.take(bytes); ok {
+		return device.Ptr(p), nil
+	}
+	return 0, fmt.Errorf("NVSHMEM's heap has no piece of %d bytes: %w", bytes, errs.ErrNoMemory)
+}
+
+// growFor lets the heap grow until it has bytes in one piece, by chunks, each of which together asks the library for: ranks on which it came would wait in
+// the library's next call for one on which it did not, so the ranks vote behind it. It is part of a turn, and does the same on every PE.
+func (w *world) growFor(bytes int64, all []ask, together func(grow step) error) error {
+	if err := backend.Alike("size in bytes", all, func(a *ask) int64 { return a.Bytes }); err != nil {
+		return err
+	}
+	free := least(all)
+	for range mostChunks {
+		if w.heap.has(bytes) {
+			return nil
 		}
 		chunk, err := w.heap.next(bytes, free)
-		if err != nil {
-			return 0, err
+		if err == nil {
+			err = together(func(uint64, []ask) error { return w.grow(chunk) })
 		}
-		if err := w.grow(chunk); err != nil {
-			return 0, err
+		if err != nil {
+			return err
 		}
 		free -= w.heap.growth(chunk)
 	}
-	return 0, fmt.Errorf("NVSHMEM's heap has no piece of %d bytes: %w", bytes, errs.ErrNoMemory)
+	return nil
 }
 
 // grow asks the library for a chunk and finds out which pieces of physical memory it is made of.

@@ -288,10 +288,10 @@ func (b *Backend) furnish(ctx context.Context, w *world, o *Options) error {
 	w.scratch = roundUp(o.Arena, alignment)
 	bytes := w.scratch + alignment
 	free, _, err := b.device.MemInfo()
-	mine := ask{Op: "the arena", Bytes: bytes, Free: free}
+	mine := ask{Op: "the arena", Bytes: bytes, Free: free, need: bytes}
 	return b.group.Vote(context.WithoutCancel(ctx), "opening NVSHMEM's heap", w.collectively(ctx, b.group, mine, err,
-		func(_ uint64, all []ask) error {
-			p, err := w.allocate(bytes, least(all))
+		func(uint64, []ask) error {
+			p, err := w.allocate(bytes)
 			if err != nil {
 				return err
 			}

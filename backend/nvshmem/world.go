@@ -72,6 +72,8 @@ type ask struct {
 	Offset   int64    `json:",omitempty"` // in the heap, from the world's ref
 	Shares   uint64   `json:",omitempty"` // the turn, plus 1, that the allocation of registered memory was registered in
 	Free     int64    `json:",omitempty"` // memory of the GPU in bytes
+
+	need int64 // bytes that the heap must have in one piece for what is done; 0 for none
 }
 
 // usable returns an error if no collective call of the library can be made.
@@ -155,6 +157,17 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 		if err = w.giveBack(all); err != nil { // the book is not that of the others
 			err = w.breakUp(err)
 		}
+	}
+	if mine.need > 0 && err == nil {
+		err = w.growFor(mine.need, all, func(grow step) error {
+			run(grow)
+			failed := err
+			err = g.Vote(ctx, mine.Op+": growing the heap", failed)
+			if _, voted := errors.AsType[*group.VoteError](err); err != nil && !voted { // which does not have what has failed here
+				err = errors.Join(failed, err)
+			}
+			return err
+		})
 	}
 	// Where the others vote, this rank does too, whatever has failed here.
 	if run(do); len(voted) == 0 {
