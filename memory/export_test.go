@@ -44,6 +44,13 @@ func (m *Memory) Held() (collective bool, locals string) {
 	return collective, locals
 }
 
+// Places counts the collective calls of this rank that have their turn or wait for it.
+func (m *Memory) Places() int {
+	m.collective.mu.Lock()
+	defer m.collective.mu.Unlock()
+	return len(m.collective.queue)
+}
+
 // SkipRequests makes the next request to the heap that many later.
 func (h *Heap) SkipRequests(n uint64) {
 	h.mu.Lock()
