@@ -44,6 +44,13 @@ func (m *Memory) Held() (collective bool, locals string) {
 	return collective, locals
 }
 
+// AwaitsLocals reports whether Close waits for local calls, or has given that up.
+func (m *Memory) AwaitsLocals() bool {
+	m.locals.mu.Lock()
+	defer m.locals.mu.Unlock()
+	return m.locals.ended != nil
+}
+
 // Places counts the collective calls of this rank that have their turn or wait for it.
 func (m *Memory) Places() int {
 	m.collective.mu.Lock()
