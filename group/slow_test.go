@@ -91,7 +91,7 @@ func TestPauseWhileJoining(t *testing.T) {
 func TestJoinGoesOn(t *testing.T) {
 	ctx := testContext(t)
 	l := listenLoopback(t)
-	base := Options{WorldSize: 3, Addr: l.Addr().String(), LivenessTimeout: 300 * time.Millisecond, Timeout: time.Minute}
+	base := Options{WorldSize: 3, Addr: l.Addr().String(), LivenessTimeout: time.Second, Timeout: time.Minute}
 	groups, failures := make([]*Group, 3), make([]error, 3)
 	var wait sync.WaitGroup
 	o := base
