@@ -37,6 +37,19 @@ func onRanks(t *testing.T, n int, f func(ctx context.Context, r *symmem.Rank) er
 	require.NoError(t, g.Wait())
 }
 
+// awaitCall waits until a collective call of the rank that another goroutine makes has the turn of the rank's memory, or has ended.
+func awaitCall(ctx context.Context, r *symmem.Rank, call <-chan error) {
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	for ctx.Err() == nil && len(call) == 0 {
+		err := r.Memory().InTurn(ended, "a look", func(context.Context, error) error { return nil })
+		if _, taken := errors.AsType[*memory.TurnError](err); taken {
+			return
+		}
+		time.Sleep(10 * time.Microsecond)
+	}
+}
+
 // onTwoLate runs f on two ranks with these timeouts, and a tensor of ones for each of tensors. f closes its rank, which may tell what has failed.
 func onTwoLate(t *testing.T, timeout, kernelTimeout time.Duration, tensors int, f func(ctx context.Context, r *symmem.Rank, all []*tensor.Tensor) error) {
 	t.Helper()
@@ -514,12 +527,10 @@ func TestCloseWhilePlansAreMade(t *testing.T) {
 				}
 				ran := make(chan error, 1)
 				go func() { ran <- r.AllReduce(ctx, x, kernels.Sum) }()
-				for !r.MakesPlan() && ctx.Err() == nil {
-					time.Sleep(100 * time.Microsecond)
-				}
+				awaitCall(ctx, r, ran)
+				synchronized := r.Synchronize(ctx)
 				soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 				defer cancel()
-				synchronized := r.Synchronize(soon)
 				closed := parent.Close(soon)
 				_, gaveUp := errors.AsType[*memory.TurnError](closed)
 				err = store.Set(ctx, "rank 0 has given up", nil)
@@ -637,10 +648,7 @@ func TestCallsGiveUpTheirTurn(t *testing.T) {
 		}
 		ran := make(chan error, 1)
 		go func() { ran <- r.AllReduce(ctx, x, kernels.Max) }()
-		for !r.MakesPlan() && ctx.Err() == nil {
-			time.Sleep(100 * time.Microsecond)
-		}
-		time.Sleep(20 * time.Millisecond)
+		awaitCall(ctx, r, ran)
 		soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()
 		for _, call := range []error{sum(soon, x), sum(soon, y)} {
@@ -808,10 +816,7 @@ func TestBarrierBesideACall(t *testing.T) {
 			}
 			done := make(chan error, 1)
 			go func() { done <- r.AllReduce(ctx, x, kernels.Sum) }()
-			for !r.MakesPlan() && len(done) == 0 && ctx.Err() == nil {
-				time.Sleep(10 * time.Microsecond)
-			}
-			time.Sleep(50 * time.Microsecond) // until the call has its turn
+			awaitCall(ctx, r, done)
 			if err := errors.Join(r.Barrier(ctx), <-done, first(ctx, r, x, 2), x.Close(ctx)); err != nil {
 				return fmt.Errorf("round %d: %w", n, err)
 			}
@@ -851,10 +856,7 @@ func TestBarrierGivesUpItsTurn(t *testing.T) {
 		}
 		ran := make(chan error, 1)
 		go func() { ran <- r.AllReduce(ctx, x, kernels.Sum) }()
-		for !r.MakesPlan() && ctx.Err() == nil {
-			time.Sleep(100 * time.Microsecond)
-		}
-		time.Sleep(20 * time.Millisecond)
+		awaitCall(ctx, r, ran)
 		soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()
 		for _, call := range []error{r.Barrier(soon)} {
@@ -889,7 +891,9 @@ func TestCloseBehindASub(t *testing.T) {
 			if r.Rank() == 0 {
 				time.AfterFunc(100*time.Millisecond, func() { close(closing) })
 			}
-			time.Sleep(50 * time.Millisecond) // until Sub has begun
+			for !r.MakesSub() && len(made) == 0 && ctx.Err() == nil {
+				time.Sleep(100 * time.Microsecond)
+			}
 			closed := r.Close(ctx)
 			if err := errors.Join(sub.Wait(), closed); err != nil {
 				return fmt.Errorf("rank %d: %w", r.Rank(), err)

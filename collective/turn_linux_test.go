@@ -19,6 +19,19 @@ import (
 // aWhile is long enough for a call that has begun to come as far as it can.
 const aWhile = 50 * time.Millisecond
 
+// awaitCall waits until a collective call that another goroutine makes has the turn of the rank's memory.
+func (r *rank) awaitCall(ctx context.Context) {
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	for ctx.Err() == nil {
+		err := r.m.InTurn(ended, "a look", func(context.Context, error) error { return nil })
+		if _, taken := errors.AsType[*memory.TurnError](err); taken {
+			return
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+}
+
 // TestMakingAPlanIsOneCall: a collective call that begins while a plan is made comes behind the plan on every rank, though it begins later on one than on another.
 func TestMakingAPlanIsOneCall(t *testing.T) {
 	onRanks(t, 2, patience, onHost, func(ctx context.Context, r *rank) error {
@@ -126,7 +139,7 @@ func TestPlanGivesUpItsTurn(t *testing.T) {
 		}
 		met := make(chan error, 1)
 		go func() { met <- y.Rendezvous(ctx) }()
-		time.Sleep(aWhile)
+		r.awaitCall(ctx)
 		soon, cancel := context.WithTimeout(ctx, aWhile)
 		defer cancel()
 		_, newErr := collective.New(soon, r.m, spec)

@@ -10,25 +10,29 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// slowTransport gives answers of rounds later than a rank waits for after its context has ended.
+// slowTransport gives answers of rounds later than a rank waits for after its context has ended, and ends that context when the answer is there: no sooner,
+// so that the round is over, however slow the machine is.
 type slowTransport struct {
 	transport
 	round string // what its op ends with
 	late  time.Duration
+	end   func()
 }
 
 type slowOutcome struct {
 	to   outcomeReceiver
 	late time.Duration
+	end  func()
 }
 
 func (s slowOutcome) receiveOutcome(group string, seq uint64, o *outcome) {
+	s.end()
 	time.AfterFunc(s.late, func() { s.to.receiveOutcome(group, seq, o) })
 }
 
 func (s slowTransport) arrive(group string, seq uint64, a *arrival) {
 	if strings.HasSuffix(a.op, s.round) {
-		a.to = slowOutcome{a.to, s.late}
+		a.to = slowOutcome{a.to, s.late, s.end}
 	}
 	s.transport.arrive(group, seq, a)
 }
@@ -38,7 +42,7 @@ func TestHeard(t *testing.T) {
 	groups := newLocal(t, 2, nil)
 	ctx := testContext(t)
 	g, s := groups[0], groups[1].session
-	s.transport = slowTransport{s.transport, "late", graceTimeout + 500*time.Millisecond}
+	s.transport = slowTransport{s.transport, "late", graceTimeout + 500*time.Millisecond, func() {}}
 	g.session.transport.arrive(g.name, g.take(1), &arrival{kind: kindVote, op: "late", to: make(outcomeChan, 1)}) // so that the other completes the round
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
@@ -60,9 +64,9 @@ func TestFilesHeardLate(t *testing.T) {
 				before := openFiles(t)
 				s := groups[2].session
 				hearing := s.transport
-				s.transport = slowTransport{hearing, round, graceTimeout + time.Second}
-				short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+				short, cancel := context.WithCancel(ctx)
 				defer cancel()
+				s.transport = slowTransport{hearing, round, graceTimeout + time.Second, cancel}
 				began := time.Now()
 				failures := onAll(groups, func(g *Group) error {
 					of := ctx

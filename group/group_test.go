@@ -24,6 +24,42 @@ func eachKind(t *testing.T, n int, fn func(t *testing.T, groups []*Group)) {
 	eachStore(t, func(t *testing.T, store string) { fn(t, newKept(t, n, store)) })
 }
 
+// sendingTransport tells when it has sent that its rank has come to a call.
+type sendingTransport struct {
+	transport
+	sent chan<- struct{}
+}
+
+func (s sendingTransport) arrive(group string, seq uint64, a *arrival) {
+	s.transport.arrive(group, seq, a)
+	s.sent <- struct{}{}
+}
+
+// endingWhenAllCame is a context that ends when the hub knows that all of the groups' ranks have come to the next call. over has to be called behind that.
+func endingWhenAllCame(ctx context.Context, groups []*Group) (short context.Context, over func()) {
+	short, cancel := context.WithCancel(ctx)
+	sent := make(chan struct{}, len(groups))
+	for _, g := range groups {
+		g.session.transport = sendingTransport{g.session.transport, sent}
+	}
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		defer cancel()
+		for range groups {
+			<-sent
+		}
+		for _, g := range groups { // what the hub answers to a rank it does behind what it heard from it before
+			_, _, _ = g.Store().TryGet(ctx, "any")
+		}
+	})
+	return short, func() {
+		wait.Wait()
+		for _, g := range groups {
+			g.session.transport = g.session.transport.(sendingTransport).transport
+		}
+	}
+}
+
 func TestMismatch(t *testing.T) {
 	eachKind(t, 4, func(t *testing.T, groups []*Group) {
 		ctx := testContext(t)
@@ -48,13 +84,13 @@ func TestMismatch(t *testing.T) {
 				mismatch.Values)
 		}
 		// One has not come when the first gives up: the others learn of the mismatch all the same.
-		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-		defer cancel()
+		short, over := endingWhenAllCame(ctx, groups[:3])
 		for _, err := range onAll(groups[:3], func(g *Group) error { return g.Barrier(short, fmt.Sprint(g.Rank()/2)) }) {
 			var mismatch *MismatchError
 			require.ErrorAs(t, err, &mismatch)
 			require.Equal(t, "has not come", mismatch.Values[3])
 		}
+		over()
 		var mismatch *MismatchError
 		require.ErrorAs(t, groups[3].Barrier(ctx, "0"), &mismatch)
 		requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "after") }))
@@ -113,12 +149,12 @@ func TestExcuse(t *testing.T) {
 			require.Equal(t, rank == 2, errors.Is(err, failed))
 		}
 		// It is still known in the next call, and so is a mismatch of others that no failure explains.
-		short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-		defer cancel()
+		short, over := endingWhenAllCame(ctx, groups[1:])
 		for _, err := range onAll(groups[1:], func(g *Group) error { return g.Barrier(short, fmt.Sprint(g.Rank())) }) {
 			var vote *VoteError
 			require.ErrorAs(t, err, &vote)
 		}
+		over()
 		require.Error(t, groups[0].Barrier(ctx, "0"))
 		requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "together") }))
 		for _, err := range onAll(groups, func(g *Group) error { return g.Barrier(ctx, fmt.Sprint(g.Rank())) }) {

@@ -5,17 +5,20 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
-// deafToIslands never hears the last answer of looking for islands.
-type deafToIslands struct{ transport }
+// deafToIslands never hears the answer of a round of looking for islands: its context ends when that is there, which the others hear.
+type deafToIslands struct {
+	transport
+	round uint64
+	end   func()
+}
 
 func (d deafToIslands) arrive(group string, seq uint64, a *arrival) {
-	if a.op == "islands: reading" {
-		a.to = make(outcomeChan, 1)
+	if a.op == islandsOp(d.round) {
+		a.to = endingOutcome{make(outcomeChan, 1), d.end}
 	}
 	d.transport.arrive(group, seq, a)
 }
@@ -26,9 +29,9 @@ func TestIslandsHeardBySome(t *testing.T) {
 	ctx := testContext(t)
 	s := groups[2].session
 	hearing := s.transport
-	s.transport = deafToIslands{hearing}
-	short, cancel := context.WithTimeout(ctx, 2*time.Second)
+	short, cancel := context.WithCancel(ctx)
 	defer cancel()
+	s.transport = deafToIslands{hearing, islandsRounds - 1, cancel}
 	all := make([]*Islands, len(groups))
 	failed := onAll(groups, func(g *Group) (err error) {
 		of := ctx
@@ -40,7 +43,7 @@ func TestIslandsHeardBySome(t *testing.T) {
 	})
 	require.NoError(t, failed[0])
 	require.NoError(t, failed[1])
-	require.ErrorIs(t, failed[2], context.DeadlineExceeded)
+	require.ErrorIs(t, failed[2], context.Canceled)
 	s.transport = hearing
 	found, err := groups[2].Islands(ctx)
 	require.NoError(t, err)
@@ -106,13 +109,13 @@ func TestIslandsGivenUpHalfWay(t *testing.T) {
 	failed := make([][]error, len(jobs))
 	for round, groups := range jobs {
 		s := groups[2].session
-		s.transport = slowTransport{s.transport, islandsOp(uint64(round)), graceTimeout + time.Second}
+		short, cancel := context.WithCancel(ctx)
+		defer cancel()
+		s.transport = deafToIslands{s.transport, uint64(round), cancel}
 		all.Go(func() {
 			failed[round] = onAll(groups, func(g *Group) error {
 				of := ctx
 				if g.Rank() == 2 {
-					short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
-					defer cancel()
 					of = short
 				}
 				_, err := g.Islands(of)
@@ -122,13 +125,13 @@ func TestIslandsGivenUpHalfWay(t *testing.T) {
 	}
 	all.Wait()
 	for round, groups := range jobs {
-		require.ErrorIs(t, failed[round][2], context.DeadlineExceeded)
+		require.ErrorIs(t, failed[round][2], context.Canceled)
 		for _, err := range failed[round][:2] {
 			require.Error(t, err)
 			require.NotErrorIs(t, err, context.DeadlineExceeded, "it has waited until the end")
 			require.ErrorContains(t, err, "no answer from the rendezvous service")
 		}
-		groups[2].session.transport = groups[2].session.transport.(slowTransport).transport
+		groups[2].session.transport = groups[2].session.transport.(deafToIslands).transport
 		require.Equal(t, 1, islandsOn(t, groups).Count())
 		requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
 	}

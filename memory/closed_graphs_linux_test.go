@@ -35,7 +35,7 @@ func TestGraphsOfClosedMemory(t *testing.T) {
 				if far {
 					b = backendtest.Far(near, g, nil)
 				}
-				m := memory.New(b, g, &memory.Options{Channels: 1, KernelTimeout: 100 * time.Millisecond})
+				m := memory.New(b, g, &memory.Options{Channels: 1, KernelTimeout: time.Minute})
 				if err = graphsOfClosedMemory(ctx, m, d); err != nil {
 					g.Abort("the test has failed") // the other rank may be waiting
 				}

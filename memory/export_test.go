@@ -44,6 +44,20 @@ func (m *Memory) Held() (collective bool, locals string) {
 	return collective, locals
 }
 
+// AwaitsLocals reports whether Close waits for local calls, or has given that up.
+func (m *Memory) AwaitsLocals() bool {
+	m.locals.mu.Lock()
+	defer m.locals.mu.Unlock()
+	return m.locals.ended != nil
+}
+
+// Places counts the collective calls of this rank that have their turn or wait for it.
+func (m *Memory) Places() int {
+	m.collective.mu.Lock()
+	defer m.collective.mu.Unlock()
+	return len(m.collective.queue)
+}
+
 // SkipRequests makes the next request to the heap that many later.
 func (h *Heap) SkipRequests(n uint64) {
 	h.mu.Lock()

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -143,10 +142,17 @@ func TestHeapLosesPeer(t *testing.T) {
 			return err
 		}
 		if g.Rank() == 2 {
-			time.Sleep(20 * time.Millisecond)
+			for rank := range 2 {
+				if _, err := g.Store().Get(ctx, fmt.Sprint("allocated on ", rank)); err != nil {
+					return err
+				}
+			}
 			g.Abort("a test")
 			_ = m.Close(ctx)
 			return nil
+		}
+		if err := g.Store().Set(ctx, fmt.Sprint("allocated on ", g.Rank()), nil); err != nil {
+			return err
 		}
 		_, full := h.Allocate(ctx, 256, "u8", nil) // reclaims
 		for what, err := range map[string]error{"Allocate": full, "Reclaim": h.Reclaim(ctx), "Check": h.Check(ctx), "Close": h.Close(ctx)} {

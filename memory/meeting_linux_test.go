@@ -31,6 +31,13 @@ func underWay(ctx context.Context, m *memory.Memory, key string, meet func() err
 	return func() error { return g.Store().Set(ctx, key, nil) }, func() error { return <-met }
 }
 
+// awaitPlaces waits until so many collective calls of the rank have their turn or wait for it.
+func awaitPlaces(ctx context.Context, m *memory.Memory, n int) {
+	for m.Places() < n && ctx.Err() == nil {
+		time.Sleep(100 * time.Microsecond)
+	}
+}
+
 // TestFreeDuringRendezvous: memory that is freed while its rendezvous is under way is freed when that has ended, with the other ranks.
 func TestFreeDuringRendezvous(t *testing.T) {
 	onAiling(t, func(ctx context.Context, _ *ailing, m *memory.Memory, _ bool) error {

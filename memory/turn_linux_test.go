@@ -270,7 +270,7 @@ func TestHeapKeepsItsPlace(t *testing.T) {
 		}
 		met := make(chan error, 1)
 		go func() { met <- meeting(ctx, m, a)() }()
-		time.Sleep(20 * time.Millisecond) // it comes to where it waits
+		awaitPlaces(ctx, m, 3)
 		return errors.Join(let(), end(), <-met, m.Free(ctx, a), h.Close(ctx))
 	})
 }
@@ -305,9 +305,9 @@ func TestFullHeapKeepsItsPlace(t *testing.T) {
 		meet := func() { met <- meeting(ctx, m, a)() }
 		if m.Group().Rank() == 0 {
 			go allocate()
-			time.Sleep(20 * time.Millisecond) // they come to where they wait
+			awaitPlaces(ctx, m, 2)
 			go meet()
-			time.Sleep(20 * time.Millisecond)
+			awaitPlaces(ctx, m, 3)
 			err = errors.Join(let(), end())
 		} else if err = end(); err == nil {
 			allocate()

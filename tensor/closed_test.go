@@ -124,7 +124,14 @@ func TestRendezvousEndsWithItsContext(t *testing.T) {
 		}
 		met := make(chan error, 1)
 		go func() { met <- x.Rendezvous(ctx) }()
-		time.Sleep(50 * time.Millisecond) // until it waits for rank 1
+		waits := func() bool { // it has the turn, in which it waits for rank 1
+			ended, cancel := context.WithCancel(ctx)
+			cancel()
+			return errors.As(r.Memory().InTurn(ended, "a look", func(context.Context, error) error { return nil }), new(*memory.TurnError))
+		}
+		for !waits() && ctx.Err() == nil {
+			time.Sleep(100 * time.Microsecond)
+		}
 		soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()
 		beside := make(chan error, 1)

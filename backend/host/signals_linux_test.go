@@ -488,7 +488,7 @@ func TestGraphOfClosedPlan(t *testing.T) {
 				if far {
 					b = backendtest.Far(near, g, nil)
 				}
-				m := memory.New(b, g, &memory.Options{KernelTimeout: 100 * time.Millisecond})
+				m := memory.New(b, g, &memory.Options{KernelTimeout: time.Minute})
 				c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: m.SignalsBytes(1) + 4096})
 				if err != nil {
 					return err

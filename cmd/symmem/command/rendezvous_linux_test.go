@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -22,13 +23,22 @@ import (
 	"github.com/symmem/symmem/internal/testneed"
 )
 
-// freeAddress is an address that nobody listens on.
+// freeAddress is an address that nobody listens on. Its port is none that systems give to who asks for any, nor one that is made from the id of a job: other tests could be given it
+// before the command listens there.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
+	const first, after = 10240, 20480
+	var last error
+	for range 100 {
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", first+rand.IntN(after-first)))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
+		last = err
+	}
+	require.NoError(t, last)
+	return ""
 }
 
 // TestRendezvous: ranks meet at the service, rank 0 may go first, and the service ends with the last.
