@@ -556,13 +556,13 @@ func TestFullOutbox(t *testing.T) {
 	lim.queued, lim.queueBytes = 8, 1<<20
 	var held atomic.Pointer[chan struct{}]
 	l := &wrappingListener{Listener: listenLoopback(t), wrap: func(c net.Conn) net.Conn { return &heldConn{c, &held} }}
-	groups, failures := joinOver(t, l, 2, Options{limits: &lim})
+	groups, failures := joinOver(t, l, 2, Options{limits: &lim, LivenessTimeout: 2 * time.Minute})
 	requireNone(t, failures)
 	s := groups[1].Store()
 	goOn := make(chan struct{})
 	open := sync.OnceFunc(func() { close(goOn) })
 	defer open()
-	defer time.AfterFunc(5*time.Second, open).Stop() // long before a rank counts as lost
+	defer time.AfterFunc(time.Minute, open).Stop() // long before a rank counts as lost
 	held.Store(&goOn)
 	var wait sync.WaitGroup
 	results := make([]error, 16)
