@@ -549,6 +549,28 @@ func (c *heldConn) Read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
+// TestOutboxHasRoomForOne: of many that find an outbox that is nearly full at the same time, only as many as there is room for put something into it.
+func TestOutboxHasRoomForOne(t *testing.T) {
+	for range 200 {
+		o := newOutbox(3, 1<<20)
+		var wait sync.WaitGroup
+		var taken atomic.Int64
+		begin := make(chan struct{})
+		for range 32 {
+			wait.Go(func() {
+				<-begin
+				if o.offer(rawFrame("x")) {
+					taken.Add(1)
+				}
+			})
+		}
+		close(begin)
+		wait.Wait()
+		require.EqualValues(t, 3, taken.Load())
+		require.Len(t, o.take(), 3)
+	}
+}
+
 // TestFullOutbox fills what a rank has to send, while the service reads nothing.
 func TestFullOutbox(t *testing.T) {
 	t.Parallel()

@@ -228,6 +228,23 @@ func (o *outbox) put(messages ...any) {
 	signal(o.wake)
 }
 
+// offer puts a message unless the outbox is full, and reports whether it has: callers that come at the same time do not all find room that is for one.
+func (o *outbox) offer(message any) bool {
+	q := queuedMessage{message: message, size: messageSize(message)}
+	o.mu.Lock()
+	full := o.fullLocked()
+	if !full {
+		o.count++
+		o.bytes += q.size
+		o.queued = append(o.queued, q)
+	}
+	o.mu.Unlock()
+	if !full {
+		signal(o.wake)
+	}
+	return !full
+}
+
 // reset puts messages in place of all that is queued or under way.
 func (o *outbox) reset(messages []any) {
 	o.mu.Lock()

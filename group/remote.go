@@ -658,10 +658,13 @@ func (r *remote) abandon(group string, seq uint64, reason string) {
 }
 
 func (r *remote) request(group string, req *storeRequest) {
-	if r.outbox.full() {
+	if r.outbox.full() || !r.offer(group, req) {
 		req.replyTo.receiveReply(&storeReply{id: req.id, failure: r.queueFull()})
-		return
 	}
+}
+
+// offer sends a request, unless what is to be sent before it is too much.
+func (r *remote) offer(group string, req *storeRequest) bool {
 	m := &pb.ClientMessage{Body: &pb.ClientMessage_Store{Store: &pb.StoreRequest{
 		Id: req.id, Group: group, Verb: uint32(req.verb), Key: []byte(req.key), Value: append([]byte(nil), req.value...),
 		Old: append([]byte(nil), req.old...), HasOld: req.hasOld, Delta: req.delta,
@@ -672,8 +675,11 @@ func (r *remote) request(group string, req *storeRequest) {
 	if r.kept {
 		pending.message = m
 	}
-	r.requests[req.id] = pending
-	r.outbox.put(m)
+	if !r.outbox.offer(m) {
+		return false
+	}
+	r.requests[req.id] = pending // the reply is looked for with the lock held
+	return true
 }
 
 func (r *remote) cancelGet(group, key string, id uint64) {
