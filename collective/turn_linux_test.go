@@ -172,7 +172,7 @@ func TestPlanGivenUpHalfWay(t *testing.T) {
 			if r.Rank() == 1 {
 				cancel()
 			} else {
-				time.Sleep(aWhile) // rank 1 has given up
+				time.Sleep(10 * aWhile) // rank 1 has given up, and still listens for what this one says
 			}
 			return nil
 		}}}, nil)
