@@ -219,13 +219,18 @@ func (o *outbox) put(messages ...any) {
 		queued[i] = queuedMessage{message: m, size: messageSize(m)}
 	}
 	o.mu.Lock()
+	o.add(queued...)
+	o.mu.Unlock()
+	signal(o.wake)
+}
+
+// add queues messages. The caller holds the lock.
+func (o *outbox) add(queued ...queuedMessage) {
 	for _, q := range queued {
 		o.count++
 		o.bytes += q.size
 	}
 	o.queued = append(o.queued, queued...)
-	o.mu.Unlock()
-	signal(o.wake)
 }
 
 // offer puts a message unless the outbox is full, and reports whether it has: callers that come at the same time do not all find room that is for one.
@@ -234,9 +239,7 @@ func (o *outbox) offer(message any) bool {
 	o.mu.Lock()
 	full := o.fullLocked()
 	if !full {
-		o.count++
-		o.bytes += q.size
-		o.queued = append(o.queued, q)
+		o.add(q)
 	}
 	o.mu.Unlock()
 	if !full {
