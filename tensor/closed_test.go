@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
@@ -124,12 +125,7 @@ func TestRendezvousEndsWithItsContext(t *testing.T) {
 		}
 		met := make(chan error, 1)
 		go func() { met <- x.Rendezvous(ctx) }()
-		waits := func() bool { // it has the turn, in which it waits for rank 1
-			ended, cancel := context.WithCancel(ctx)
-			cancel()
-			return errors.As(r.Memory().InTurn(ended, "a look", func(context.Context, error) error { return nil }), new(*memory.TurnError))
-		}
-		for !waits() && ctx.Err() == nil {
+		for !backendtest.InCall(r.Memory()) && ctx.Err() == nil { // in which it waits for rank 1
 			time.Sleep(100 * time.Microsecond)
 		}
 		soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)

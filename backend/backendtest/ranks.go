@@ -69,6 +69,14 @@ func WithMemory(ctx context.Context, g *group.Group, b backend.Backend, f func(m
 	return errors.Join(err, g.Barrier(ctx, "end"), m.Close(ctx))
 }
 
+// InCall reports whether a collective call that another goroutine makes has the turn of the memory: so what is called now comes behind it.
+func InCall(m *memory.Memory) bool {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, taken := errors.AsType[*memory.TurnError](m.InTurn(ended, "a look", func(context.Context, error) error { return nil }))
+	return taken
+}
+
 // WithWindow allocates, maps, runs f on the window unless it is nil, and frees. Collective: every rank takes part in every step, whatever has failed
 // before, but f is not run on a rank that has no window.
 func WithWindow(ctx context.Context, m *memory.Memory, bytes int64, f func(w *memory.Window) error) error {
