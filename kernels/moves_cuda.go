@@ -31,6 +31,9 @@ func (v *movement) onCUDA(s *collective.Spec) {
 	}
 }
 
+// pullThreads is how many threads a block has that copies pieces.
+const pullThreads = 256
+
 // pullGeometry is the launch of the kernel that copies pieces, for a message of bytes in all: a block for each chunk, up to one a multiprocessor, which was
 // the fastest of those that were tried (docs/hardware.md).
 func pullGeometry(bytes int64, size, multiprocessors int) launchGeometry {
@@ -40,7 +43,7 @@ func pullGeometry(bytes int64, size, multiprocessors int) launchGeometry {
 // chunkGeometry is a block for each chunk of a message, up to so many.
 func chunkGeometry(bytes int64, size, most int) launchGeometry {
 	chunks := chunksOf(bytes) + int64(size) // of each piece, the last one may be short
-	return launchGeometry{blocks: int(min(chunks, int64(most))), threads: 256}
+	return launchGeometry{blocks: int(min(chunks, int64(most))), threads: pullThreads}
 }
 
 // pieces is the kernel's list.
@@ -60,9 +63,44 @@ func (v *movement) pieces(at *collective.Addresses) ptx.Pieces {
 	}
 	p := pulled(at, phases[:len(v.phases)]...)
 	if v.passesOn {
-		p.Chunks = uint32(chunksOf(v.longest()))
+		chunk := passedChunk(v.longest(), at.Blocks(), v.in.WorldSize())
+		p.Chunk, p.Chunks = uint32(chunk), uint32((v.longest()+chunk-1)/chunk)
+	}
+	for i, pieces := range phases {
+		if v.stores() && p.Table == 0 && (len(v.phases) == 1 || v.passesOn) {
+			p.Flags |= storedTogether(pieces) << i
+		}
 	}
 	return p
+}
+
+// passedChunk is how much of each piece of so many bytes at most a block passes on at a time, as it was the fastest (docs/hardware.md): little enough for the first and the last to take little of the
+// whole, and not too little for what a flag costs. It is whole vectors for each thread of a block.
+func passedChunk(longest int64, blocks, size int) int64 {
+	const vectors = 16 * pullThreads // one for each thread
+	switch each := longest / int64(blocks); {
+	case size <= 3 && each < 12<<10:
+		return 4 * vectors // in one round
+	case size > 3 && each < 32<<10:
+		return vectors
+	case each < 200<<10:
+		return 2 * vectors
+	}
+	return 4 * vectors
+}
+
+// storedTogether is what Pieces.Flags says of pieces that this rank stores: whether they are whole vectors, and no more than an index of 32 bits has room for, and whether they are the same bytes.
+func storedTogether(pieces []ptx.Piece) uint32 {
+	flags := uint32(ptx.StoredTogether | ptx.AlikePieces)
+	for _, c := range pieces {
+		if (c.From|c.To|c.Bytes)%16 != 0 || c.Bytes/16 >= 1<<31 {
+			return 0
+		}
+		if c.From != pieces[0].From || c.Bytes != pieces[0].Bytes {
+			flags = ptx.StoredTogether
+		}
+	}
+	return flags
 }
 
 // chunksOf is how many chunks a piece of bytes has.

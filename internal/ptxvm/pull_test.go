@@ -122,6 +122,24 @@ func (v movement) pieces(rank int, in, out []uint64) (all []ptx.Piece, counts [2
 	return all, counts
 }
 
+// together is what Pieces.Flags says of the two lists.
+func (v movement) together(list []ptx.Piece, counts [2]uint32) (flags uint32) {
+	for i, n := range counts {
+		pieces := list[:n]
+		list = list[n:]
+		one := uint32(ptx.StoredTogether | ptx.AlikePieces)
+		for _, c := range pieces {
+			if !v.stores || (c.From|c.To|c.Bytes)%16 != 0 || counts[0]+counts[1] > ptx.InlinePieces {
+				one = 0
+			} else if c.From != pieces[0].From || c.Bytes != pieces[0].Bytes {
+				one &^= ptx.AlikePieces
+			}
+		}
+		flags |= one << i
+	}
+	return flags
+}
+
 // chunksOf is how many chunks a piece of n bytes has.
 func chunksOf(n int) int { return (n + ptx.ChunkBytes - 1) / ptx.ChunkBytes }
 
@@ -255,9 +273,11 @@ func (v movement) run(tb testing.TB, c Config) error {
 			p := ptx.Pieces{Phases: 1, Counts: counts}
 			if v.what == broadcastTwoShot {
 				if p.Phases = 2; v.stores {
-					p.Chunks = uint32(chunksOf(v.longest()))
+					p.Chunk = 16 * uint32(v.threads) << (v.bytes % 3) // one, two or four vectors a thread
+					p.Chunks = (uint32(v.longest()) + p.Chunk - 1) / p.Chunk
 				}
 			}
+			p.Flags = v.together(list, counts)
 			if len(list) <= ptx.InlinePieces {
 				copy(p.Inlined[:], list)
 			} else {
@@ -276,8 +296,10 @@ func (v movement) run(tb testing.TB, c Config) error {
 				Counts  [2]uint32
 				Phases  uint32
 				Chunks  uint32
+				Chunk   uint32
+				Flags   uint32
 				Inlined [ptx.InlinePieces]ptx.Piece
-			}{Table: p.Table, Counts: p.Counts, Phases: p.Phases, Chunks: p.Chunks, Inlined: p.Inlined}))
+			}{Table: p.Table, Counts: p.Counts, Phases: p.Phases, Chunks: p.Chunks, Chunk: p.Chunk, Flags: p.Flags, Inlined: p.Inlined}))
 			move(in[r], at+sourceAt, nIn)
 			require.NoError(tb, streams[r].Launch(Launch{
 				Function: module.Function(ptx.Pull(v.hopper).Name), Grid: [3]uint32{uint32(v.blocks)}, Block: [3]uint32{uint32(v.threads)},
@@ -338,7 +360,7 @@ func movements() (all []movement) {
 			v.in, v.out, v.bytes = 1, 1+by, 117
 			all = append(all, v)
 		}
-		for _, ranks := range []int{1, 2, 9, 10} {
+		for _, ranks := range []int{1, 2, 4, 5, 9, 10} { // of 16 bytes, some of which are stored together, four or fewer at a time
 			v := base
 			v.ranks, v.bytes = ranks, 160
 			all = append(all, v)

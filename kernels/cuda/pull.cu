@@ -17,20 +17,30 @@ struct Piece {
 
 enum : u32 { kInlinePieces = 8 };
 
+// What is so of the pieces of a list.
+enum : u32 {
+  kStoredTogether = 1, // they are inlined, and fewer than 2^31 whole vectors each on both sides, which this rank stores
+  kAlike = 4,          // and all are the same bytes
+};
+
 // Pieces is the parameter beside Comm.
 struct Pieces {
   u64 table;      // more than kInlinePieces: address of all Pieces in memory of this device, in place of inlined
   u32 counts[2];  // of each list; the second is behind the first
   u32 phases;     // 1, or 2 if some rank has a second list
   u32 chunks;     // not 0: the second list goes chunk by chunk, and so many has the longest piece of the first, on any rank
+  u32 chunk;      // and so many bytes has a chunk
+  u32 flags;      // kStoredTogether and kAlike, of the second list shifted by 1
   Piece inlined[kInlinePieces];
 };
 SYMMEM_AT(Pieces, table, 0);
 SYMMEM_AT(Pieces, counts, 8);
 SYMMEM_AT(Pieces, phases, 16);
 SYMMEM_AT(Pieces, chunks, 20);
-SYMMEM_AT(Pieces, inlined, 24);
-static_assert(sizeof(Pieces) == 280, "Pieces");
+SYMMEM_AT(Pieces, chunk, 24);
+SYMMEM_AT(Pieces, flags, 28);
+SYMMEM_AT(Pieces, inlined, 32);
+static_assert(sizeof(Pieces) == 288, "Pieces");
 
 SYMMEM_DEVICE Piece pieceAt(const Pieces &p, u32 i) {
   if (p.counts[0] + p.counts[1] <= kInlinePieces) return p.inlined[i];
@@ -46,11 +56,10 @@ struct Walk {
   SYMMEM_DEVICE Walk(const Pieces &pieces, u32 list)
       : p(pieces), first(list == 0 ? 0 : p.counts[0]), count(p.counts[list]), begin(count == 0 ? 0 : blockIdx.x % count) {}
 
-  // rounds calls f for each chunk that this block does, with its piece, where it is in that, its bytes, and how many rounds have been before.
+  // rounds calls f for each chunk that this block does, with its piece, where it is in that, and its bytes.
   template <class F> SYMMEM_DEVICE void rounds(const F &f) const {
     bool more = count != 0;
-    u32 n = 0;
-    for (u64 round = 0; more; round += gridDim.x, n++) {
+    for (u64 round = 0; more; round += gridDim.x) {
       more = false;
       for (u32 i = 0; i < count; i++) {
         const Piece c = pieceAt(p, first + (begin + i < count ? begin + i : begin + i - count));
@@ -59,60 +68,133 @@ struct Walk {
         const u64 at = (round + k) * kChunkBytes;
         if (at >= c.bytes) continue;
         const u64 left = c.bytes - at;
-        if (!f(c, at, left < kChunkBytes ? left : kChunkBytes, n)) return;
+        f(c, at, left < kChunkBytes ? left : kChunkBytes);
         more = true;
       }
     }
   }
 };
 
-SYMMEM_DEVICE void pull(const Pieces &p, u32 list) {
-  Walk(p, list).rounds([](const Piece &c, u64 at, u64 bytes, u32) {
-    copyChunk(c.to + at, c.from + at, bytes);
-    return true;
-  });
+enum : u32 { kTogether = 4 }; // pieces that are stored at a time
+
+// storeTogether stores what is in front of vector number `until` of up to so many pieces of a list, from piece number i on: of each of them a vector for each thread of the block, and one or three times
+// more behind that, from `at` on and then from every so many vectors: so all links are busy at all times. Bytes that are alike are loaded once. The first are loaded before it calls ready, which says
+// whether to go on. Block.
+template <bool alike, class Ready> SYMMEM_DEVICE bool storeTogether(const Pieces &p, u32 i, u32 n, u32 at, u32 until, u32 stride, const Ready &ready) {
+  constexpr u32 U = alike ? 4 : 2, B = alike ? 1 : kTogether;
+  const u32 step = blockDim.x;
+  u64 from[B], to[kTogether];
+  u32 end[kTogether], most = 0;
+#pragma unroll
+  for (u32 b = 0; b < kTogether; b++) {
+    const Piece &c = p.inlined[b < n ? i + b : i];
+    if (b < B) from[b] = c.from;
+    to[b] = c.to;
+    end[b] = b >= n ? 0 : c.bytes / 16 < until ? (u32)(c.bytes / 16) : until;
+    most = end[b] > most ? end[b] : most;
+  }
+  Words<4> x[U][B];
+  auto load = [&](u32 v) {
+#pragma unroll
+    for (u32 u = 0; u < U; u++)
+#pragma unroll
+      for (u32 b = 0; b < B; b++)
+        if (v + u * step < (alike ? most : end[b])) x[u][b] = loadStrong(from[b] + (v + u * step) * 16ull, Words<4>());
+  };
+  u32 v = at + threadIdx.x;
+  load(v);
+  if (!ready()) return false;
+#pragma unroll 1
+  while (v < most) {
+#pragma unroll
+    for (u32 u = 0; u < U; u++)
+#pragma unroll
+      for (u32 b = 0; b < kTogether; b++)
+        if (v + u * step < end[b]) storeWeak(to[b] + (v + u * step) * 16ull, x[u][alike ? 0 : b]);
+    v += stride;
+    load(v);
+  }
+  return true;
+}
+
+// storeAll stores what is in front of vector number `until` of all pieces of a list: from `at` of each on, and then from every so many. ready is called before anything is stored. Block.
+template <class Ready> SYMMEM_DEVICE bool storeAll(const Pieces &p, u32 list, u32 at, u32 until, u32 stride, const Ready &ready) {
+  const u32 first = list == 0 ? 0 : p.counts[0], count = p.counts[list];
+  bool is = false;
+  auto once = [&] { return is = is || ready(); };
+#pragma unroll 1
+  for (u32 i = 0; i < count; i += kTogether) {
+    const u32 n = count - i < kTogether ? count - i : kTogether;
+    if (!(p.flags & kAlike << list ? storeTogether<true>(p, first + i, n, at, until, stride, once) : storeTogether<false>(p, first + i, n, at, until, stride, once))) return false;
+  }
+  return is || ready();
 }
 
 // Which barrier is which flag of a block's record.
 enum : u32 { kPullReady = 0, kPullPassed = 1, kPullDone = 2 };
 enum : u32 { kPullRounds = 4 }; // where in the record a block counts the rounds of all launches, alike on all ranks
 
-// pass does both lists, the second chunk by chunk. A block counts the rounds of the first list to each peer by kPullPassed, from base on, and the block of its number
-// there awaits as many before it stores the same chunk. It says whether all came, to
-// all threads of the block alike. Block.
+// passSome stores a chunk of each piece of a list. Block.
+SYMMEM_DEVICE void passSome(const Pieces &p, u32 list, u64 at) {
+  if (p.flags & kStoredTogether << list) {
+    storeAll(p, list, at / 16, (at + p.chunk) / 16, blockDim.x * (p.flags & kAlike << list ? 4 : 2), [] { return true; });
+    return;
+  }
+  const u32 first = list == 0 ? 0 : p.counts[0];
+#pragma unroll 1
+  for (u32 i = 0; i < p.counts[list]; i++) {
+    const Piece c = pieceAt(p, first + i);
+    if (at < c.bytes) copyChunk(c.to + at, c.from + at, c.bytes - at < p.chunk ? c.bytes - at : p.chunk);
+  }
+}
+
+// pass does both lists, the second chunk by chunk. In a round a block does the same chunk of all pieces of a list. It counts the rounds of the first list to each peer by kPullPassed, from base on,
+// and the block of its number there awaits as many before it stores the same chunk. It says whether all came, to all threads of the block alike. Block.
 SYMMEM_DEVICE bool pass(const Pieces &p, Ranks<> &ranks, u32 base) {
-  Walk(p, 0).rounds([&](const Piece &c, u64 at, u64 bytes, u32 n) {
-    copyChunk(c.to + at, c.from + at, bytes);
-    __syncthreads();
-    // The next chunk is under way while one thread's release waits for this one: each time of another warp.
-    if (threadIdx.x == n % (blockDim.x / 32) * 32) ranks.signal(c.peer, kPullPassed, base + n + 1);
-    return true;
-  });
-  bool came = true;
-  u32 have = 0;
-  Walk(p, 1).rounds([&](const Piece &c, u64 at, u64 bytes, u32 n) {
-    if (have <= n) came = ranks.wait(kPullPassed, c.peer, base + n + 1), have = n + 1;
-    if (came) copyChunk(c.to + at, c.from + at, bytes);
-    return came;
-  });
-  return came;
+#pragma unroll 1
+  for (u32 list = 0; list < 2; list++) {
+    const u32 first = list == 0 ? 0 : p.counts[0], count = p.counts[list];
+    if (count == 0) continue;
+    const Piece own = pieceAt(p, first);                                  // of the second list: all are the same bytes
+    const u64 bytes = list == 0 ? (u64)p.chunks * p.chunk : own.bytes;
+    u32 n = base;
+#pragma unroll 1
+    for (u64 at = (u64)blockIdx.x * p.chunk; at < bytes; at += (u64)gridDim.x * p.chunk) {
+      n++;
+      if (list == 1 && !ranks.wait(kPullPassed, own.peer, n)) return false;
+      passSome(p, list, at);
+      if (list == 1) continue;
+      __syncthreads();
+      // The next chunk is under way while one warp's releases wait for this one: each time another warp.
+      if (threadIdx.x / 32 == n % ((blockDim.x + 31) / 32))
+        for (u32 i = threadIdx.x % 32; i < count; i += 32) ranks.signal(pieceAt(p, i).peer, kPullPassed, n);
+    }
+  }
+  return true;
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2) symmem_pull(const __grid_constant__ Comm c, const __grid_constant__ Pieces p) {
   Ranks<> ranks(c, kKindPull);
   u32 epoch;
   if (!ranks.begin(epoch, p.table, p.inlined[1].from, p.inlined[3].from)) return;
-  if (!ranks.barrier<false>(kPullReady, epoch)) return; // inputs are there, and outputs free
-  if (p.chunks != 0) {
-    const u32 base = loadRelaxed(ranks.record + kPullRounds);
-    if (!pass(p, ranks, base)) return;
-    // In front of the barrier, whose fence is between it and the epoch: the host may run the plan in another stream when it has seen that.
-    if (threadIdx.x == 0) storeRelaxed(ranks.record + kPullRounds, base + (p.chunks + gridDim.x - 1) / gridDim.x + 1);
+  // inputs are there, and outputs free
+  auto ready = [&] { return ranks.barrier<false>(kPullReady, epoch); };
+  if (p.chunks == 0 && p.phases == 1 && p.flags & kStoredTogether) { // what this rank has itself is there already
+    const u32 each = blockDim.x * (p.flags & kAlike ? 4 : 2);
+    if (!storeAll(p, 0, blockIdx.x * each, ~0u, gridDim.x * each, ready)) return;
   } else {
-    pull(p, 0);
-    if (p.phases > 1) {
-      if (!ranks.barrier<true>(kPullPassed, epoch)) return;
-      pull(p, 1);
+    if (!ready()) return;
+    if (p.chunks != 0) {
+      const u32 base = loadRelaxed(ranks.record + kPullRounds);
+      if (!pass(p, ranks, base)) return;
+      // In front of the barrier, whose fence is between it and the epoch: the host may run the plan in another stream when it has seen that.
+      if (threadIdx.x == 0) storeRelaxed(ranks.record + kPullRounds, base + (p.chunks + gridDim.x - 1) / gridDim.x + 1);
+    } else {
+#pragma unroll 1
+      for (u32 list = 0; list < p.phases; list++) {
+        if (list > 0 && !ranks.barrier<true>(kPullPassed, epoch)) return;
+        Walk(p, list).rounds([](const Piece &c, u64 at, u64 bytes) { copyChunk(c.to + at, c.from + at, bytes); });
+      }
     }
   }
   // Whoever has come here has loaded and stored everything: what is behind this launch may read what others stored, and write to what they loaded.

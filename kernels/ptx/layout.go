@@ -136,6 +136,12 @@ type Piece struct {
 	Peer uint32
 }
 
+// What Pieces.Flags says of pieces.
+const (
+	StoredTogether = 1 // they are inlined, and fewer than 2^31 whole vectors each on both sides, which this rank stores: a thread stores some of each at a time
+	AlikePieces    = 4 // and they are the same bytes
+)
+
 // Pieces is the parameter of Pull beside Comm, by value.
 type Pieces struct {
 	_ structs.HostLayout
@@ -144,6 +150,8 @@ type Pieces struct {
 	Counts  [2]uint32 // of those that are there at first, and of those that a peer has loaded in the launch; the second are behind the first
 	Phases  uint32    // 1, or 2 if any rank has some of the second
 	Chunks  uint32    // not 0: the second go chunk by chunk as the first come, all by stores, and so many chunks has the longest of the first on any rank
+	Chunk   uint32    // and so many bytes has a chunk, alike on all ranks: a multiple of 16
+	Flags   uint32    // StoredTogether and AlikePieces, of the second shifted by 1
 	Inlined [InlinePieces]Piece
 }
 
