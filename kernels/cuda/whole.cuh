@@ -246,7 +246,8 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
       for (u32 u = 0; u < F; u++) x[u] = loadStrong(from + tid * 16ull + u * step, Words<4>()); // which may be root's output
     };
     auto source = [&](u32 k, u32 first) { return p.in + (begins(f.peer(k)) + first) * 16ull; };
-    const bool early = pair < chunks && vectorsOf(f.peer(1), pair * chunk) == chunk;
+    constexpr bool together = W == 4; // a chunk to all at a time, so that all links are busy at all times: for others it was not faster, or not measured
+    const bool early = !together && pair < chunks && vectorsOf(f.peer(1), pair * chunk) == chunk;
     if (early) load(source(1, pair * chunk));
     if (told) {
       const u64 taken = begun(f, p.rank, peer);
@@ -257,6 +258,35 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
 #pragma unroll 1
     for (u32 c = pair; c < chunks; c += pairs) {
       const u32 first = c * chunk;
+      if constexpr (together) {
+        constexpr u32 G = 2; // vectors for each of them at a time
+        bool whole = true;
+        for (u32 k = 1; k < W; k++) whole = whole && (vectorsOf(f.peer(k), first) == chunk || toRoot && f.peer(k) == root);
+        if (whole) {
+          u64 from[W - 1], to[W - 1];
+#pragma unroll
+          for (u32 k = 1; k < W; k++) {
+            const u32 q = f.peer(k);
+            from[k - 1] = (toRoot && q == root ? p.in : source(k, first)) + tid * 16ull; // root has no share: it is sent nothing
+            to[k - 1] = p.data[k] + place(q, p.rank) * slot + (first + tid) * 16ull;
+          }
+#pragma unroll 1
+          for (u32 u = 0; u < F; u += G) {
+            Words<4> y[W - 1][G];
+#pragma unroll
+            for (u32 k = 0; k < W - 1; k++)
+#pragma unroll
+              for (u32 g = 0; g < G; g++) y[k][g] = loadStrong(from[k] + (u + g) * step, Words<4>());
+#pragma unroll
+            for (u32 k = 0; k < W - 1; k++) {
+              if (toRoot && f.peer(k + 1) == root) continue;
+#pragma unroll
+              for (u32 g = 0; g < G; g++) storeStrong(to[k] + (u + g) * step, seal(y[k][g]));
+            }
+          }
+          continue;
+        }
+      }
 #pragma unroll 1
       for (u32 k = 1; k < W; k++) {
         const u32 q = f.peer(k), n = vectorsOf(q, first);
