@@ -225,8 +225,8 @@ var bitten = map[string]string{
 	"wait_all: ld.acquire.sys.global.u32 (0)":         launchAlone,
 	"wait_all: ld.acquire.sys.global.u32 (1)":         launchAlone,
 	"pull: bar.red.and.pred (0)":                      deadLater,
-	"pull: ld.acquire.sys.global.u32 (3)":             launchEnds,
-	"pull: bar.red.and.pred (5)":                      barrierTwin,
+	"pull: ld.acquire.sys.global.u32 (1)":             launchEnds,
+	"pull: bar.red.and.pred (3)":                      barrierTwin,
 	"cast: bar.red.and.pred (0)":                      deadLater,
 	"cast: ld.acquire.sys.global.u32 (1)":             launchEnds,
 	"cast: bar.red.and.pred (3)":                      barrierTwin,
@@ -289,6 +289,11 @@ func TestBite(t *testing.T) {
 		{what: broadcastTwoShot, ranks: 3, bytes: 400, blocks: 1, threads: 8, missing: 1, began: 2},
 		{what: broadcastTwoShot, ranks: 3, bytes: 400, epochs: 4, blocks: 1, threads: 32, stores: true},
 		{what: allGather, ranks: 2, bytes: 400, epochs: 4, blocks: 1, threads: 32, stores: true},
+		{what: allToAll, ranks: 2, bytes: 400, epochs: 4, blocks: 1, threads: 32, stores: true},
+		{what: broadcast, ranks: 3, bytes: 400, epochs: 4, blocks: 1, threads: 32, stores: true},
+		{what: allGather, ranks: 2, bytes: 400, blocks: 1, threads: 32, missing: 1, stores: true},
+		{what: allToAll, ranks: 2, bytes: 400, blocks: 1, threads: 32, missing: 1, stores: true},
+		{what: broadcast, ranks: 3, bytes: 400, blocks: 1, threads: 32, missing: 1, stores: true},
 	} {
 		for _, hopper := range []bool{false, true} {
 			pulls[hopper] = append(pulls[hopper], func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {

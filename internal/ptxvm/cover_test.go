@@ -201,6 +201,17 @@ func TestCoverage(t *testing.T) {
 			}
 		}
 		require.NoError(t, movement{what: broadcastTwoShot, ranks: 11, bytes: 1275, blocks: 2, threads: 8, stores: stores, hopper: hopper}.run(t, config))
+		for _, ranks := range []int{2, 4, 6, 8, 9} { // of whole vectors, of which a thread has several, of four pieces and fewer at a time
+			for _, what := range []string{allGather, allToAll, broadcast, broadcastTwoShot} {
+				vectors := 90
+				if what == broadcastTwoShot { // of a rank
+					vectors *= ranks
+				}
+				for bytes := 16 * vectors; bytes < 16*(vectors+4); bytes += 16 {
+					require.NoError(t, movement{what: what, ranks: ranks, bytes: bytes, blocks: 2, threads: 8, stores: stores, hopper: hopper}.run(t, config))
+				}
+			}
+		}
 	}
 	if full() {
 		coverCasts(t, config)

@@ -273,7 +273,7 @@ func (v movement) run(tb testing.TB, c Config) error {
 			p := ptx.Pieces{Phases: 1, Counts: counts}
 			if v.what == broadcastTwoShot {
 				if p.Phases = 2; v.stores {
-					p.Chunk = 16 * uint32(v.threads) << (v.bytes % 3) // one, two or four vectors a thread
+					p.Chunk = 16 * uint32(v.threads) << (v.bytes / 16 % 4) // one, two, four or eight vectors a thread
 					p.Chunks = (uint32(v.longest()) + p.Chunk - 1) / p.Chunk
 				}
 			}

@@ -75,59 +75,69 @@ struct Walk {
   }
 };
 
-enum : u32 { kTogether = 4 }; // pieces that are stored at a time
+enum : u32 { kTogether = 4, kHeld = 8 }; // pieces that are stored at a time, and vectors that a thread has of them
 
-// storeTogether stores what is in front of vector number `until` of up to so many pieces of a list, from piece number i on: of each of them a vector for each thread of the block, and one or three times
-// more behind that, from `at` on and then from every so many vectors: so all links are busy at all times. Bytes that are alike are loaded once. The first are loaded before it calls ready, which says
-// whether to go on. Block.
-template <bool alike, class Ready> SYMMEM_DEVICE bool storeTogether(const Pieces &p, u32 i, u32 n, u32 at, u32 until, u32 stride, const Ready &ready) {
-  constexpr u32 U = alike ? 4 : 2, B = alike ? 1 : kTogether;
-  const u32 step = blockDim.x;
-  u64 from[B], to[kTogether];
+// Together is up to kTogether pieces of a list, from piece number i on, up to vector number `until` of each, of which a thread has some vectors at a time: one of each, and one or three more
+// that are a block's threads behind each other. So all links are busy at all times. Bytes that are alike are loaded once.
+template <bool alike> struct Together {
+  static constexpr u32 kRows = alike ? 4 : 2, kLoaded = alike ? 1 : kTogether;
+  u64 from[kLoaded], to[kTogether];
   u32 end[kTogether], most = 0;
-#pragma unroll
-  for (u32 b = 0; b < kTogether; b++) {
-    const Piece &c = p.inlined[b < n ? i + b : i];
-    if (b < B) from[b] = c.from;
-    to[b] = c.to;
-    end[b] = b >= n ? 0 : c.bytes / 16 < until ? (u32)(c.bytes / 16) : until;
-    most = end[b] > most ? end[b] : most;
-  }
-  Words<4> x[U][B];
-  auto load = [&](u32 v) {
-#pragma unroll
-    for (u32 u = 0; u < U; u++)
-#pragma unroll
-      for (u32 b = 0; b < B; b++)
-        if (v + u * step < (alike ? most : end[b])) x[u][b] = loadStrong(from[b] + (v + u * step) * 16ull, Words<4>());
-  };
-  u32 v = at + threadIdx.x;
-  load(v);
-  if (!ready()) return false;
-#pragma unroll 1
-  while (v < most) {
-#pragma unroll
-    for (u32 u = 0; u < U; u++)
-#pragma unroll
-      for (u32 b = 0; b < kTogether; b++)
-        if (v + u * step < end[b]) storeWeak(to[b] + (v + u * step) * 16ull, x[u][alike ? 0 : b]);
-    v += stride;
-    load(v);
-  }
-  return true;
-}
 
-// storeAll stores what is in front of vector number `until` of all pieces of a list: from `at` of each on, and then from every so many. ready is called before anything is stored. Block.
-template <class Ready> SYMMEM_DEVICE bool storeAll(const Pieces &p, u32 list, u32 at, u32 until, u32 stride, const Ready &ready) {
+  SYMMEM_DEVICE Together(const Pieces &p, u32 i, u32 n, u32 until) {
+#pragma unroll
+    for (u32 b = 0; b < kTogether; b++) {
+      const Piece &c = p.inlined[b < n ? i + b : i];
+      if (b < kLoaded) from[b] = c.from;
+      to[b] = c.to;
+      end[b] = b >= n ? 0 : c.bytes / 16 < until ? (u32)(c.bytes / 16) : until;
+      most = end[b] > most ? end[b] : most;
+    }
+  }
+  SYMMEM_DEVICE void load(Words<4> (&x)[kHeld], u32 v) const {
+#pragma unroll
+    for (u32 u = 0; u < kRows; u++)
+#pragma unroll
+      for (u32 b = 0; b < kLoaded; b++) {
+        const u32 at = v + u * blockDim.x;
+        if (at < (alike ? most : end[b])) x[u * kLoaded + b] = loadStrong(from[b] + at * 16ull, Words<4>());
+      }
+  }
+  SYMMEM_DEVICE void store(const Words<4> (&x)[kHeld], u32 v) const {
+#pragma unroll
+    for (u32 u = 0; u < kRows; u++)
+#pragma unroll
+      for (u32 b = 0; b < kTogether; b++) {
+        const u32 at = v + u * blockDim.x;
+        if (at < end[b]) storeWeak(to[b] + at * 16ull, x[u * kLoaded + (alike ? 0 : b)]);
+      }
+  }
+  // storeFrom stores from vector number v on, of which x has the first if it is loaded, and then from every so many.
+  SYMMEM_DEVICE void storeFrom(Words<4> (&x)[kHeld], bool loaded, u32 v, u32 stride) const {
+    if (!loaded) load(x, v);
+#pragma unroll 1
+    while (v < most) {
+      store(x, v);
+      v += stride;
+      load(x, v);
+    }
+  }
+};
+
+// togetherRows is how often the vectors of a block's threads a thread has at a time, of a list that is stored together.
+SYMMEM_DEVICE u32 togetherRows(const Pieces &p, u32 list) { return p.flags & kAlike << list ? Together<true>::kRows : Together<false>::kRows; }
+
+// storeAll stores all pieces of a list up to vector number `until`: this thread's vectors from v on, of which x has those of the first pieces if they are loaded, and then from every so many.
+SYMMEM_DEVICE void storeAll(const Pieces &p, u32 list, Words<4> (&x)[kHeld], bool loaded, u32 v, u32 until, u32 stride) {
   const u32 first = list == 0 ? 0 : p.counts[0], count = p.counts[list];
-  bool is = false;
-  auto once = [&] { return is = is || ready(); };
 #pragma unroll 1
   for (u32 i = 0; i < count; i += kTogether) {
     const u32 n = count - i < kTogether ? count - i : kTogether;
-    if (!(p.flags & kAlike << list ? storeTogether<true>(p, first + i, n, at, until, stride, once) : storeTogether<false>(p, first + i, n, at, until, stride, once))) return false;
+    if (p.flags & kAlike << list)
+      Together<true>(p, first + i, n, until).storeFrom(x, loaded && i == 0, v, stride);
+    else
+      Together<false>(p, first + i, n, until).storeFrom(x, loaded && i == 0, v, stride);
   }
-  return is || ready();
 }
 
 // Which barrier is which flag of a block's record.
@@ -137,7 +147,8 @@ enum : u32 { kPullRounds = 4 }; // where in the record a block counts the rounds
 // passSome stores a chunk of each piece of a list. Block.
 SYMMEM_DEVICE void passSome(const Pieces &p, u32 list, u64 at) {
   if (p.flags & kStoredTogether << list) {
-    storeAll(p, list, at / 16, (at + p.chunk) / 16, blockDim.x * (p.flags & kAlike << list ? 4 : 2), [] { return true; });
+    Words<4> x[kHeld];
+    storeAll(p, list, x, false, at / 16 + threadIdx.x, (at + p.chunk) / 16, blockDim.x * togetherRows(p, list));
     return;
   }
   const u32 first = list == 0 ? 0 : p.counts[0];
@@ -166,8 +177,9 @@ SYMMEM_DEVICE bool pass(const Pieces &p, Ranks<> &ranks, u32 base) {
       if (list == 1) continue;
       __syncthreads();
       // The next chunk is under way while one warp's releases wait for this one: each time another warp.
-      if (threadIdx.x / 32 == n % ((blockDim.x + 31) / 32))
-        for (u32 i = threadIdx.x % 32; i < count; i += 32) ranks.signal(pieceAt(p, i).peer, kPullPassed, n);
+      const u32 warp = n % ((blockDim.x + 31) / 32), lanes = blockDim.x - warp * 32 < 32 ? blockDim.x - warp * 32 : 32;
+      if (threadIdx.x / 32 == warp)
+        for (u32 i = threadIdx.x % 32; i < count; i += lanes) ranks.signal(pieceAt(p, i).peer, kPullPassed, n);
     }
   }
   return true;
@@ -177,24 +189,29 @@ extern "C" __global__ void __launch_bounds__(256, 2) symmem_pull(const __grid_co
   Ranks<> ranks(c, kKindPull);
   u32 epoch;
   if (!ranks.begin(epoch, p.table, p.inlined[1].from, p.inlined[3].from)) return;
-  // inputs are there, and outputs free
-  auto ready = [&] { return ranks.barrier<false>(kPullReady, epoch); };
-  if (p.chunks == 0 && p.phases == 1 && p.flags & kStoredTogether) { // what this rank has itself is there already
-    const u32 each = blockDim.x * (p.flags & kAlike ? 4 : 2);
-    if (!storeAll(p, 0, blockIdx.x * each, ~0u, gridDim.x * each, ready)) return;
+  const bool together = p.chunks == 0 && p.phases == 1 && p.flags & kStoredTogether;
+  const u32 each = blockDim.x * togetherRows(p, 0), begin = blockIdx.x * each + threadIdx.x;
+  Words<4> x[kHeld];
+  if (together && p.counts[0] != 0) { // what this rank has itself is there, and is loaded while it waits
+    const u32 n = p.counts[0] < kTogether ? p.counts[0] : kTogether;
+    if (p.flags & kAlike)
+      Together<true>(p, 0, n, ~0u).load(x, begin);
+    else
+      Together<false>(p, 0, n, ~0u).load(x, begin);
+  }
+  if (!ranks.barrier<false>(kPullReady, epoch)) return; // inputs are there, and outputs free
+  if (together) {
+    storeAll(p, 0, x, true, begin, ~0u, gridDim.x * each);
+  } else if (p.chunks != 0) {
+    const u32 base = loadRelaxed(ranks.record + kPullRounds);
+    if (!pass(p, ranks, base)) return;
+    // In front of the barrier, whose fence is between it and the epoch: the host may run the plan in another stream when it has seen that.
+    if (threadIdx.x == 0) storeRelaxed(ranks.record + kPullRounds, base + (p.chunks + gridDim.x - 1) / gridDim.x + 1);
   } else {
-    if (!ready()) return;
-    if (p.chunks != 0) {
-      const u32 base = loadRelaxed(ranks.record + kPullRounds);
-      if (!pass(p, ranks, base)) return;
-      // In front of the barrier, whose fence is between it and the epoch: the host may run the plan in another stream when it has seen that.
-      if (threadIdx.x == 0) storeRelaxed(ranks.record + kPullRounds, base + (p.chunks + gridDim.x - 1) / gridDim.x + 1);
-    } else {
 #pragma unroll 1
-      for (u32 list = 0; list < p.phases; list++) {
-        if (list > 0 && !ranks.barrier<true>(kPullPassed, epoch)) return;
-        Walk(p, list).rounds([](const Piece &c, u64 at, u64 bytes) { copyChunk(c.to + at, c.from + at, bytes); });
-      }
+    for (u32 list = 0; list < p.phases; list++) {
+      if (list > 0 && !ranks.barrier<true>(kPullPassed, epoch)) return;
+      Walk(p, list).rounds([](const Piece &c, u64 at, u64 bytes) { copyChunk(c.to + at, c.from + at, bytes); });
     }
   }
   // Whoever has come here has loaded and stored everything: what is behind this launch may read what others stored, and write to what they loaded.
