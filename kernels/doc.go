@@ -51,8 +51,8 @@
 // they are to be, as in Transfers, and of these Auto takes Transfers.
 //
 // The others than all-reduce, for small messages between GPUs: every rank pushes what others are to have to them, in lines that say by themselves
-// whether they have come. Else a kernel waits until the inputs that it is to load are ready, loads them, and tells their ranks that it has; what
-// it stores is its own rank's. By transfers, ranks put to each other's outputs once these may be written, and reductions get laps of the inputs
+// whether they have come. Else a kernel waits until the inputs that it is to load are ready, loads them, and tells their ranks that it has, or waits until the outputs that it is to store to are
+// free, and stores what its own rank has. That may be loaded before the others have begun: what another rank's work stores to an input is to be there, as after a signal that was waited for, when the run begins. By transfers, ranks put to each other's outputs once these may be written, and reductions get laps of the inputs
 // put into the workspace, as all-reduce does. A large broadcast or reduce by transfers goes by way of all ranks, each of which has a part of it.
 //
 // On the host device, small messages go through slots of the workspace, so that a rank need not wait until others have loaded them. Of larger ones every rank does a part of the work, whoever is

@@ -67,26 +67,29 @@ func (v *movement) pieces(at *collective.Addresses) ptx.Pieces {
 		p.Chunk, p.Chunks = uint32(chunk), uint32((v.longest()+chunk-1)/chunk)
 	}
 	for i, pieces := range phases {
-		if v.stores() && p.Table == 0 && (len(v.phases) == 1 || v.passesOn) {
+		if v.stores() && p.Table == 0 && (v.passesOn || len(v.phases) == 1 && len(pieces) <= together) {
 			p.Flags |= storedTogether(pieces) << i
 		}
 	}
 	return p
 }
 
+// together is how many pieces the kernel stores at a time. More of them, in one phase, would go one four after the other, and not as links are busy: they go a chunk of each in turn.
+const together = 4
+
 // passedChunk is how much of each piece of so many bytes at most a block passes on at a time, as it was the fastest (docs/hardware.md): little enough for the first and the last to take little of the
-// whole, and not too little for what a flag costs. It is whole vectors for each thread of a block.
+// whole, and not too little for what a flag costs. Between more than four ranks it is as between four.
 func passedChunk(longest int64, blocks, size int) int64 {
-	const vectors = 16 * pullThreads // one for each thread
+	const row = 16 * pullThreads // bytes: a vector for each thread
 	switch each := longest / int64(blocks); {
 	case size <= 3 && each < 12<<10:
-		return 4 * vectors // in one round
+		return 4 * row // in one round
 	case size > 3 && each < 32<<10:
-		return vectors
+		return row
 	case each < 200<<10:
-		return 2 * vectors
+		return 2 * row
 	}
-	return 4 * vectors
+	return 4 * row
 }
 
 // storedTogether is what Pieces.Flags says of pieces that this rank stores: whether they are whole vectors, and no more than an index of 32 bits has room for, and whether they are the same bytes.

@@ -9,7 +9,7 @@ import (
 	"github.com/symmem/symmem/kernels/ptx"
 )
 
-// TestPassedChunk: what is passed on at a time is whole vectors of all threads, more of it the longer pieces are, and all chunks of a piece are counted by what the kernel counts them with.
+// TestPassedChunk: what is passed on at a time is whole vectors of all threads, between more than three ranks never less of longer pieces, and the kernel's counter has room for the chunks of a piece.
 func TestPassedChunk(t *testing.T) {
 	for _, size := range []int{3, 4, 8, 9} {
 		for _, blocks := range []int{1, 16, 132} {

@@ -288,7 +288,7 @@ func (r *simRun) meet(which int) error {
 	return nil
 }
 
-// pull is the kernel that copies pieces: the chunks that pull.cu gives to each block, one piece after the other.
+// pull is the kernel that copies pieces: the chunks that pull.cu gives to each block, one piece after the other. What that stores of several pieces at a time goes in other chunks, whose blocks nobody counts on.
 func (l *simLaunch) pull() error {
 	world := int(l.comm.World)
 	run := simRun{dev: l.dev, world: world, rank: int(l.comm.Rank), workspace: func(r int) uint64 {
@@ -320,13 +320,21 @@ func (l *simLaunch) pull() error {
 			}
 			first, count = count, l.pieces.Counts[1]
 		}
-		for block := range uint64(l.grid) {
+		chunk, grid := uint64(ptx.ChunkBytes), uint64(l.grid)
+		if l.pieces.Chunks > 0 {
+			chunk = uint64(l.pieces.Chunk)
+		}
+		for block := range grid {
 			for i := range count {
 				c := pieces[first+(i+uint32(block))%count]
-				grid := uint64(l.grid)
-				for k := (block + grid - uint64(c.Turn)%grid) % grid; k*ptx.ChunkBytes < c.Bytes; k += grid {
-					at := k * ptx.ChunkBytes
-					n := min(c.Bytes-at, ptx.ChunkBytes)
+				begin := (block + grid - uint64(c.Turn)%grid) % grid
+				if l.pieces.Chunks > 0 { // a block has the same chunks of all pieces, of the first list no more than it counts
+					if begin = block; phase == 0 && c.Bytes > uint64(l.pieces.Chunks)*chunk {
+						return fmt.Errorf("a piece of %d bytes has more than %d chunks of %d", c.Bytes, l.pieces.Chunks, chunk)
+					}
+				}
+				for at := begin * chunk; at < c.Bytes; at += grid * chunk {
+					n := min(c.Bytes-at, chunk)
 					if l.dev.moved != nil {
 						l.dev.moved(phase, c.To+at, block)
 					}

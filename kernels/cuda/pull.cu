@@ -5,6 +5,7 @@
 //
 // Pieces are cut into chunks, of which a block of the grid takes every so many-th. Whoever has the same bytes in a piece gives it the
 // same turn, on every rank, so that the block that copies a chunk of the second list is the one that the block which stored it has met.
+// Where the second list goes chunk by chunk, or pieces are stored together, turns do not count: a block takes the same chunks of all pieces.
 #include "copy.cuh"
 
 struct Piece {
@@ -78,7 +79,7 @@ struct Walk {
 enum : u32 { kTogether = 4, kHeld = 8 }; // pieces that are stored at a time, and vectors that a thread has of them
 
 // Together is up to kTogether pieces of a list, from piece number i on, up to vector number `until` of each, of which a thread has some vectors at a time: one of each, and one or three more
-// that are a block's threads behind each other. So all links are busy at all times. Bytes that are alike are loaded once.
+// that are a block's threads behind each other. So the links to all of them are busy at all times. Bytes that are alike are loaded once.
 template <bool alike> struct Together {
   static constexpr u32 kRows = alike ? 4 : 2, kLoaded = alike ? 1 : kTogether;
   u64 from[kLoaded], to[kTogether];
@@ -127,7 +128,7 @@ template <bool alike> struct Together {
 // togetherRows is how often the vectors of a block's threads a thread has at a time, of a list that is stored together.
 SYMMEM_DEVICE u32 togetherRows(const Pieces &p, u32 list) { return p.flags & kAlike << list ? Together<true>::kRows : Together<false>::kRows; }
 
-// storeAll stores all pieces of a list up to vector number `until`: this thread's vectors from v on, of which x has those of the first pieces if they are loaded, and then from every so many.
+// storeAll stores all pieces of a list up to vector number `until`, kTogether of them after the others: this thread's vectors from v on, of which x has those of the first pieces if they are loaded, and then from every so many.
 SYMMEM_DEVICE void storeAll(const Pieces &p, u32 list, Words<4> (&x)[kHeld], bool loaded, u32 v, u32 until, u32 stride) {
   const u32 first = list == 0 ? 0 : p.counts[0], count = p.counts[list];
 #pragma unroll 1

@@ -239,7 +239,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
   const u32 epoch = loadRelaxed(f.record()) + 1;
   if (!__syncthreads_and(loadRelaxed(p.dead) == 0)) return; // all or none: one thread waits for what the others do
   if (sends) {
-    // A chunk's vectors of this thread, loaded without a branch between the loads, or they would wait for each other. The first are on their way while the wait for their places is.
+    // A chunk's vectors of this thread, loaded without a branch between the loads, or they would wait for each other. Where they go to one after the other, the first are on their way while the wait for their places is.
     Words<4> x[F];
     auto load = [&](u64 from) {
 #pragma unroll

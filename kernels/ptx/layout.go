@@ -130,7 +130,7 @@ const (
 type Piece struct {
 	From, To, Bytes uint64
 	// Turn is the block that takes the first chunk, modulo the grid: the same for whoever copies the same bytes that a rank has stored
-	// in the launch.
+	// in the launch. It does not count with Pieces.Chunks, nor for pieces that are stored together.
 	Turn uint32
 	// Peer is of use with Pieces.Chunks: of the first pieces the rank that gets the piece, of the second the one that it has come from.
 	Peer uint32
