@@ -27,7 +27,10 @@ var puttingHosts = [][][]int{
 // again, and from a graph, also where puts take their time.
 func TestRailPuts(t *testing.T) {
 	for k, islands := range puttingHosts {
-		for _, lap := range []int64{1 << 20, 1 << 10} {
+		for i, lap := range []int64{1 << 20, 1 << 10} {
+			if !fullMatrix && (k+i)%2 == 0 {
+				continue // the short form has each of the islands with laps of one length, short ones first
+			}
 			t.Run(fmt.Sprintf("%v/laps of %d", islands, lap), func(t *testing.T) {
 				shortRails(t, lap)
 				w := &wire{islands: islands, delay: time.Duration(k%2) * 300 * time.Microsecond}
@@ -126,6 +129,9 @@ func TestRailPutCollectives(t *testing.T) {
 			continue
 		}
 		for _, lap := range []int64{1 << 20, 4 << 10} {
+			if !fullMatrix && lap >= 1<<20 && i > 0 {
+				continue // one lap is one among several, but for the first islands
+			}
 			t.Run(fmt.Sprintf("%v/laps of %d", islands, lap), func(t *testing.T) {
 				shortRails(t, lap)
 				backendtest.RequireAll(t, onWired(t, &wire{islands: islands}, uint64(i+1), 2*time.Minute, func(ctx context.Context, _ *group.Group, m *memory.Memory) error {
@@ -216,7 +222,7 @@ func TestRailPutsLateRank(t *testing.T) {
 		islands [][]int
 		late    int
 	}{{[][]int{{0, 1}, {2}}, 1}, {[][]int{{0, 1}, {2}}, 2}, {[][]int{{0, 1}, {2, 3}}, 1}} {
-		if testing.Short() && len(c.islands[1]) > 1 {
+		if (testing.Short() || !fullMatrix) && len(c.islands[1]) > 1 {
 			continue
 		}
 		t.Run(fmt.Sprintf("%v/%d", c.islands, c.late), func(t *testing.T) {
