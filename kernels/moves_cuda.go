@@ -67,15 +67,13 @@ func (v *movement) pieces(at *collective.Addresses) ptx.Pieces {
 		p.Chunk, p.Chunks = uint32(chunk), uint32((v.longest()+chunk-1)/chunk)
 	}
 	for i, pieces := range phases {
-		if v.stores() && p.Table == 0 && (v.passesOn || len(v.phases) == 1 && len(pieces) <= together) {
-			p.Flags |= storedTogether(pieces) << i
+		// More of them, in one phase, would go one four after the other, and not as links are busy: they go a chunk of each in turn.
+		if v.stores() && p.Table == 0 && (v.passesOn || len(v.phases) == 1 && len(pieces) <= ptx.TogetherPieces) {
+			p.Flags |= ptx.TogetherFlags(pieces) << i
 		}
 	}
 	return p
 }
-
-// together is how many pieces the kernel stores at a time. More of them, in one phase, would go one four after the other, and not as links are busy: they go a chunk of each in turn.
-const together = 4
 
 // passedChunk is how much of each piece of so many bytes at most a block passes on at a time, as it was the fastest (docs/hardware.md): little enough for the first and the last to take little of the
 // whole, and not too little for what a flag costs. Between more than four ranks it is as between four.
@@ -90,20 +88,6 @@ func passedChunk(longest int64, blocks, size int) int64 {
 		return 2 * row
 	}
 	return 4 * row
-}
-
-// storedTogether is what Pieces.Flags says of pieces that this rank stores: whether they are whole vectors, and no more than an index of 32 bits has room for, and whether they are the same bytes.
-func storedTogether(pieces []ptx.Piece) uint32 {
-	flags := uint32(ptx.StoredTogether | ptx.AlikePieces)
-	for _, c := range pieces {
-		if (c.From|c.To|c.Bytes)%16 != 0 || c.Bytes/16 >= 1<<31 {
-			return 0
-		}
-		if c.From != pieces[0].From || c.Bytes != pieces[0].Bytes {
-			flags = ptx.StoredTogether
-		}
-	}
-	return flags
 }
 
 // chunksOf is how many chunks a piece of bytes has.

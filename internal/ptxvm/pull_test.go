@@ -122,24 +122,6 @@ func (v movement) pieces(rank int, in, out []uint64) (all []ptx.Piece, counts [2
 	return all, counts
 }
 
-// together is what Pieces.Flags says of the two lists.
-func (v movement) together(list []ptx.Piece, counts [2]uint32) (flags uint32) {
-	for i, n := range counts {
-		pieces := list[:n]
-		list = list[n:]
-		one := uint32(ptx.StoredTogether | ptx.AlikePieces)
-		for _, c := range pieces {
-			if !v.stores || (c.From|c.To|c.Bytes)%16 != 0 || counts[0]+counts[1] > ptx.InlinePieces {
-				one = 0
-			} else if c.From != pieces[0].From || c.Bytes != pieces[0].Bytes {
-				one &^= ptx.AlikePieces
-			}
-		}
-		flags |= one << i
-	}
-	return flags
-}
-
 // chunksOf is how many chunks a piece of n bytes has.
 func chunksOf(n int) int { return (n + ptx.ChunkBytes - 1) / ptx.ChunkBytes }
 
@@ -277,7 +259,9 @@ func (v movement) run(tb testing.TB, c Config) error {
 					p.Chunks = (uint32(v.longest()) + p.Chunk - 1) / p.Chunk
 				}
 			}
-			p.Flags = v.together(list, counts)
+			if v.stores && len(list) <= ptx.InlinePieces {
+				p.Flags = ptx.TogetherFlags(list[:counts[0]]) | ptx.TogetherFlags(list[counts[0]:])<<1
+			}
 			if len(list) <= ptx.InlinePieces {
 				copy(p.Inlined[:], list)
 			} else {

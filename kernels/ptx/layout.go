@@ -142,6 +142,23 @@ const (
 	AlikePieces    = 4 // and they are the same bytes
 )
 
+// TogetherPieces is how many pieces that are stored together are stored at a time.
+const TogetherPieces = 4
+
+// TogetherFlags is what Pieces.Flags says of inlined pieces that this rank stores: whether they are whole vectors, and no more than an index of 32 bits has room for, and whether they are the same bytes.
+func TogetherFlags(pieces []Piece) uint32 {
+	flags := uint32(StoredTogether | AlikePieces)
+	for _, c := range pieces {
+		if (c.From|c.To|c.Bytes)%16 != 0 || c.Bytes/16 >= 1<<31 {
+			return 0
+		}
+		if c.From != pieces[0].From || c.Bytes != pieces[0].Bytes {
+			flags = StoredTogether
+		}
+	}
+	return flags
+}
+
 // Pieces is the parameter of Pull beside Comm, by value.
 type Pieces struct {
 	_ structs.HostLayout

@@ -112,3 +112,35 @@ func TestMoveSlots(t *testing.T) {
 	}
 	assert.Equal(t, int64(1152), AllToAllVBlockBytes(8))
 }
+
+// TestTogetherFlags: pieces are stored together if all are whole vectors that an index of 32 bits counts, and are loaded once if they are the same bytes.
+func TestTogetherFlags(t *testing.T) {
+	const base = 1 << 30
+	pieces := func(n int, change func(*Piece)) []Piece {
+		var out []Piece
+		for i := range n {
+			out = append(out, Piece{From: base, To: base * uint64(i+2), Bytes: 4096})
+		}
+		if change != nil {
+			change(&out[n-1])
+		}
+		return out
+	}
+	for _, c := range []struct {
+		what   string
+		change func(*Piece)
+		want   uint32
+	}{
+		{"the same bytes", nil, StoredTogether | AlikePieces},
+		{"other bytes", func(c *Piece) { c.From += 4096 }, StoredTogether},
+		{"fewer bytes", func(c *Piece) { c.Bytes = 16 }, StoredTogether},
+		{"a byte too many", func(c *Piece) { c.Bytes++ }, 0},
+		{"not aligned where they come from", func(c *Piece) { c.From += 8 }, 0},
+		{"not aligned where they go", func(c *Piece) { c.To += 4 }, 0},
+		{"the most vectors", func(c *Piece) { c.Bytes = 16 * (1<<31 - 1) }, StoredTogether},
+		{"one more", func(c *Piece) { c.Bytes = 16 << 31 }, 0},
+	} {
+		assert.Equal(t, c.want, TogetherFlags(pieces(3, c.change)), c.what)
+	}
+	assert.Equal(t, uint32(StoredTogether|AlikePieces), TogetherFlags(pieces(1, nil)))
+}
