@@ -241,5 +241,5 @@ func TestBiteMoves(t *testing.T) {
 		}))
 	}
 	subjects = append(subjects, subject{ptx.PushAllToAllV, "alltoallv", lists})
-	bite(t, subjects, int(seedsOr(16, 48)), bittenMoves)
+	bite(t, subjects, int(seedsOr(32, 96)), bittenMoves)
 }

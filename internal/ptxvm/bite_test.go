@@ -104,7 +104,7 @@ func bite(t *testing.T, subjects []subject, seeds int, known map[string]string) 
 		t.Run(s.kernel.Name, func(t *testing.T) {
 			ran++
 			for _, a := range s.attempts {
-				for seed := range seeds / 4 {
+				for seed := range max(seeds/16, 2) {
 					require.NoError(t, a(t, func(m *Module) *Module { return m }, uint64(seed)), "seed %d, as it is", seed)
 				}
 			}
@@ -113,7 +113,7 @@ func bite(t *testing.T, subjects []subject, seeds int, known map[string]string) 
 				why, unnoticed := known[key]
 				n := seeds
 				if unnoticed {
-					n = seeds / 4
+					n = max(seeds/16, 2)
 				}
 				err := m.noticed(t, s.attempts, n)
 				t.Logf("line %d: without %s: %v", m.line, key, err)
@@ -135,7 +135,7 @@ func attemptsOf(j job, k ptx.Kernel) (out []attempt) {
 	add := func(j job) {
 		out = append(out, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
 			j.replace = replace
-			_, err := j.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps})
+			_, err := j.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps, Schedule: Even()})
 			return err
 		})
 	}
@@ -262,18 +262,18 @@ func TestBite(t *testing.T) {
 			var list []attempt
 			for _, flags := range []uint32{0, ptx.Atomics} {
 				list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
-					return exchange(tb, 3, flags, hopper, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
+					return exchange(tb, 3, flags, hopper, Config{Seed: seed, Weak: true, MaxSteps: biteSteps, Schedule: Even()}, replace)
 				})
 			}
 			for _, flags := range []uint32{0, ptx.Atomics} {
 				if signalKinds[k] == ptx.FaultSignal {
 					list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
-						return twoStreams(tb, k, flags, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
+						return twoStreams(tb, k, flags, Config{Seed: seed, Weak: true, MaxSteps: biteSteps, Schedule: Even()}, replace)
 					})
 				}
 			}
 			list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
-				return givesUp(tb, k, 1, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
+				return givesUp(tb, k, 1, Config{Seed: seed, Weak: true, MaxSteps: biteSteps, Schedule: Even()}, replace)
 			})
 			subjects = append(subjects, subject{k, name, list})
 		}
@@ -299,7 +299,7 @@ func TestBite(t *testing.T) {
 			pulls[hopper] = append(pulls[hopper], func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
 				v := v
 				v.replace, v.hopper = replace, hopper
-				return v.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps})
+				return v.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps, Schedule: Even()})
 			})
 		}
 	}
@@ -307,5 +307,5 @@ func TestBite(t *testing.T) {
 		subjects = append(subjects, subject{ptx.Pull(hopper), "pull", pulls[hopper]})
 	}
 	subjects = append(subjects, subject{ptx.Cast, "cast", castAttempts()})
-	bite(t, subjects, int(seedsOr(16, 48)), bitten)
+	bite(t, subjects, int(seedsOr(32, 96)), bitten)
 }

@@ -459,7 +459,7 @@ func castAttempts() (out []attempt) {
 		j.dtype = "u8"
 		out = append(out, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
 			j.replace = replace
-			return j.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps})
+			return j.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps, Schedule: Even()})
 		})
 	}
 	return out

@@ -12,8 +12,8 @@
 // # What runs
 //
 // A machine runs all threads of all launches that have begun, interleaved instruction by instruction as its [Chooser] decides. With the same
-// seed and the same launches a run is the same, instruction by instruction. A [Schedule] decides which thread goes on in place of chance: [PCT], or [Slow] for one
-// rank or block. Threads have no warps but for shfl.sync; nothing relies on them
+// seed and the same launches a run is the same, instruction by instruction. A [Schedule] decides which thread goes on in place of chance: [PCT], [Slow] for one
+// rank or block, or [Even], for which threads that only poll are as good as others. Threads have no warps but for shfl.sync; nothing relies on them
 // running in step. All blocks of a launch are resident at the same time, if [Machine.Limit] does not say that the device has less room. Launches of one stream run one after the other. One that has
 // Overlap may begin when every block of the launch before it has executed griddepcontrol.launch_dependents or has ended, and waits by
 // griddepcontrol.wait. %globaltimer is the machine's own time: see [Config].

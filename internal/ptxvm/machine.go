@@ -75,7 +75,10 @@ type Machine struct {
 	turn   int
 
 	streams []*Stream
-	ready   []*thread // that can go on
+	ready   []*thread // that can go on, the eager ones first
+	eager   int       // of ready: those whose last turn was not in vain. All, unless that is known
+	news    bool      // a load has seen something new in this turn
+	before  uint64    // written, when this turn began
 	active  int       // launches that have begun and not ended
 	steps   uint64
 	written uint64 // stores that were executed
@@ -83,6 +86,8 @@ type Machine struct {
 	cache   [16]cached
 	cast    *region // the multicast address that was found last
 
+	even     bool            // those that poll have as many turns as others
+	sorts    bool            // the eager threads are known
 	watch    bool            // what threads poll is known
 	slow     bool            // not only the instructions themselves are executed
 	patience int             // of Config
@@ -134,6 +139,7 @@ func New(memory *Memory, config Config) *Machine {
 	if m.patience = config.Patience; m.patience <= 0 {
 		m.patience = defaultPatience
 	}
+	m.sorts = m.weak && (config.Schedule == nil || !config.Schedule.exact())
 	m.watch = m.watch || config.Hangs
 	m.slow = m.weak || m.watch || config.Coverage != nil || config.Trace != nil
 	return m
@@ -239,6 +245,7 @@ type thread struct {
 
 	value uint64 // at a shuffle
 	in    *instr // that it waits at
+	vain  bool   // until it came there, its turn had brought nothing
 	view
 	watched
 
@@ -352,6 +359,9 @@ func (m *Machine) Step(turns int) (idle bool, err error) {
 	clear(m.cache[:]) // what is mapped may have changed
 	m.cast = nil
 	for n := 0; n < turns && m.err == nil; n++ {
+		if n%256 == 0 {
+			m.even = m.sorts && m.choose.Choose(4) == 0
+		}
 		if len(m.ready) == 0 || n%256 == 0 || m.alarm != 0 && m.now() >= m.alarm {
 			moved := m.begin()
 			if len(m.ready) == 0 {
@@ -381,7 +391,11 @@ func (m *Machine) Step(turns int) (idle bool, err error) {
 		} else {
 			t = m.chance()
 		}
+		m.news, m.before = false, m.written
 		m.exec(t)
+		if t.status == running && m.sorts {
+			m.sort(t, m.fruitful())
+		}
 		if m.config.MaxSteps != 0 && m.steps > m.config.MaxSteps {
 			m.fail(t, t.pc, fmt.Errorf("%d steps: %w", m.steps, ErrSteps))
 		}
@@ -581,17 +595,44 @@ func (m *Machine) wake(t *thread) {
 	m.woken = true
 	t.at = int32(len(m.ready))
 	m.ready = append(m.ready, t)
+	if !t.vain {
+		m.swap(int(t.at), m.eager)
+		m.eager++
+	}
+}
+
+// fruitful says whether the turn has brought something: a thread has stored something, or seen what it had not.
+func (m *Machine) fruitful() bool { return m.news || m.written != m.before }
+
+func (m *Machine) swap(i, j int) {
+	r := m.ready
+	r[i], r[j] = r[j], r[i]
+	r[i].at, r[j].at = int32(i), int32(j)
+}
+
+// sort puts a thread that can go on among the eager ones, or those that poll.
+func (m *Machine) sort(t *thread, eager bool) {
+	i := int(t.at)
+	switch {
+	case eager && i >= m.eager:
+		m.swap(i, m.eager)
+		m.eager++
+	case !eager && i < m.eager:
+		m.eager--
+		m.swap(i, m.eager)
+	}
 }
 
 // rest takes a thread out of those that can go on.
 func (m *Machine) rest(t *thread, status uint8) {
 	t.status = status
+	t.vain = (status == atBarrier || status == atShuffle) && !m.fruitful()
 	last := len(m.ready) - 1
 	if int(t.at) > last || m.ready[t.at] != t {
 		return // it has never been among them since
 	}
-	m.ready[t.at] = m.ready[last]
-	m.ready[t.at].at = t.at
+	m.sort(t, false)
+	m.swap(int(t.at), last)
 	m.ready[last] = nil
 	m.ready = m.ready[:last]
 }

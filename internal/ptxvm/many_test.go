@@ -609,7 +609,7 @@ func TestManyBite(t *testing.T) {
 		add := func(j manyJob) {
 			attempts = append(attempts, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
 				j.replace = replace
-				return j.run(tb, Config{Seed: seed, Weak: j.ranks == 2, MaxSteps: biteSteps})
+				return j.run(tb, Config{Seed: seed, Weak: j.ranks == 2, MaxSteps: biteSteps, Schedule: Even()})
 			})
 		}
 		base.counts = []int{7, 390, 1}

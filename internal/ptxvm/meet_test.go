@@ -74,7 +74,7 @@ func TestMeetBites(t *testing.T) {
 	var subjects []subject
 	for _, hopper := range []bool{false, true} {
 		attempts := []attempt{func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
-			return meet(tb, 3, hopper, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
+			return meet(tb, 3, hopper, Config{Seed: seed, Weak: true, MaxSteps: biteSteps, Schedule: Even()}, replace)
 		}}
 		subjects = append(subjects, subject{ptx.Meet(hopper), "meet", attempts})
 	}

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Schedule decides which thread goes on. A nil one in a [Config] is chance: any thread that can go on, each as likely as the others, with weak memory
-// some of them more often than others. A schedule has state, so each machine has its own.
+// Schedule decides which thread goes on. A nil one in a [Config] is chance: any thread that can go on, each as likely as the others, but with
+// weak memory some of them more often than others, and for most of the time those less often that only poll. A schedule has state, so each machine has its own.
 type Schedule interface {
 	// begun is told of each thread when it begins.
 	begun(m *Machine, t *thread)
@@ -16,18 +16,46 @@ type Schedule interface {
 	exact() bool
 }
 
-// chance picks any thread.
+// anyone picks any thread. But with weak memory, most of the time, those whose last turn was in vain, since they have stored nothing and seen nothing new, have at most every fourth turn
+// together where others have something to do: else a machine whose threads wait for one of them would do little but poll.
+func (m *Machine) anyone() int {
+	n := len(m.ready)
+	if m.even || m.eager == 0 || m.eager == n {
+		return m.choose.Choose(n)
+	}
+	k := m.choose.Choose(m.eager + min(n-m.eager, m.eager/3+1))
+	if k >= m.eager {
+		k = m.eager + m.choose.Choose(n-m.eager)
+	}
+	return k
+}
+
+// chance picks a thread.
 func (m *Machine) chance() *thread {
-	k := m.choose.Choose(len(m.ready))
+	k := m.anyone()
 	if m.weak && m.turn > 1 {
 		// Some threads are slower than others, so that one may be far behind.
 		for range m.choose.Choose(4) {
-			if o := m.choose.Choose(len(m.ready)); m.ready[o].pace > m.ready[k].pace {
+			if o := m.anyone(); m.ready[o].pace > m.ready[k].pace {
 				k = o
 			}
 		}
 	}
 	return m.ready[k]
+}
+
+// Even is chance, but that threads that only poll always have as many turns as others. It takes longer, and shows sooner what a thread does that polls at the right time.
+func Even() Schedule { return even{} }
+
+type even struct{}
+
+func (even) exact() bool { return false }
+
+func (even) begun(*Machine, *thread) {}
+
+func (even) pick(m *Machine) *thread {
+	m.even = true
+	return m.chance()
 }
 
 // Slow is chance, but that some threads have only one turn where others have so many: those of one device, say, or of one block. which is asked for each thread

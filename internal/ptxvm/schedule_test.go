@@ -68,6 +68,7 @@ var schedules = []struct {
 	of   func(seed uint64) Schedule
 }{
 	{"chance", func(uint64) Schedule { return nil }},
+	{"even chance", func(uint64) Schedule { return Even() }},
 	{"pct/depth=1", func(seed uint64) Schedule { return PCT(seed, 1, 1) }},
 	{"pct/depth=3", func(seed uint64) Schedule { return PCT(seed, 3, 4000) }},
 	{"slow rank", func(seed uint64) Schedule { return Slow(20, func(t Thread) bool { return t.Device == int(seed%2) }) }},
@@ -458,4 +459,82 @@ func TestTooLarge(t *testing.T) {
 		require.Contains(t, err.Error(), "wait for room on the device")
 	}
 	require.Positive(t, hung)
+}
+
+// waiting is a kernel of one thread a block, of which the first stores so many words and then sets a flag, for which the others wait.
+const waiting = header + `.visible .entry waiting(.param .u64 a, .param .u32 n) {
+	.reg .b64 %rd<2>;
+	.reg .b32 %r<4>;
+	.reg .pred %p<2>;
+	ld.param.u64 %rd1, [a];
+	ld.param.u32 %r2, [n];
+	mov.u32 %r1, %ctaid.x;
+	setp.ne.u32 %p1, %r1, 0;
+	@%p1 bra Wait;
+Store:
+	st.relaxed.gpu.global.u32 [%rd1+4], %r2;
+	add.u32 %r2, %r2, -1;
+	setp.ne.u32 %p1, %r2, 0;
+	@%p1 bra Store;
+	st.release.gpu.global.u32 [%rd1], 1;
+	ret;
+Wait:
+	ld.acquire.gpu.global.u32 %r1, [%rd1];
+	setp.eq.u32 %p1, %r1, 0;
+	@%p1 bra Wait;
+	ret;
+}
+`
+
+// TestPollsLessOften: with weak memory, threads that only poll do not keep a machine from the one that they wait for, but for a schedule that is even.
+func TestPollsLessOften(t *testing.T) {
+	f := parse(t, "waiting.ptx", waiting).Function("waiting")
+	run := func(seed uint64, schedule Schedule) uint64 {
+		memory, b := NewMemory(), aligned(64)
+		require.NoError(t, memory.Map(0x1000, b))
+		m := New(memory, Config{Seed: seed, Weak: true, Schedule: schedule, MaxSteps: 1 << 24})
+		require.NoError(t, m.NewStream(0).Launch(Launch{Function: f, Grid: [3]uint32{100}, Params: [][]byte{u64(0x1000), {0xd0, 7, 0, 0}}}))
+		require.NoError(t, m.Run())
+		return m.Steps()
+	}
+	for seed := range uint64(2) {
+		require.Less(t, 4*run(seed, nil), run(seed, Even()), "seed %d", seed)
+	}
+}
+
+// TestPollsAllTheSame: a thread that polls goes on while another one stores again and again, which waits for it.
+func TestPollsAllTheSame(t *testing.T) {
+	const text = header + `.visible .entry k(.param .u64 a) {
+	.reg .b64 %rd<2>;
+	.reg .b32 %r<3>;
+	.reg .pred %p<2>;
+	ld.param.u64 %rd1, [a];
+	mov.u32 %r1, %ctaid.x;
+	mov.u32 %r2, 0;
+	setp.ne.u32 %p1, %r1, 0;
+	@%p1 bra Poll;
+Store:
+	add.u32 %r2, %r2, 1;
+	st.relaxed.gpu.global.u32 [%rd1+4], %r2;
+	ld.relaxed.gpu.global.u32 %r1, [%rd1];
+	setp.eq.u32 %p1, %r1, 0;
+	@%p1 bra Store;
+	ret;
+Poll:
+	ld.relaxed.gpu.global.u32 %r1, [%rd1+8];
+	add.u32 %r2, %r2, 1;
+	setp.ne.u32 %p1, %r2, 500;
+	@%p1 bra Poll;
+	st.relaxed.gpu.global.u32 [%rd1], 1;
+	ret;
+}
+`
+	f := parse(t, "k.ptx", text).Function("k")
+	for seed := range uint64(20) {
+		memory, b := NewMemory(), aligned(64)
+		require.NoError(t, memory.Map(0x1000, b))
+		m := New(memory, Config{Seed: seed, Weak: true, MaxSteps: 1 << 20})
+		require.NoError(t, m.NewStream(0).Launch(Launch{Function: f, Grid: [3]uint32{2}, Params: [][]byte{u64(0x1000)}}))
+		require.NoError(t, m.Run(), "seed %d", seed)
+	}
 }

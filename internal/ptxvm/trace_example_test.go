@@ -49,7 +49,7 @@ $second:
 	if err := memory.Map(0x1000, unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), 16)); err != nil {
 		panic(err)
 	}
-	m := ptxvm.New(memory, ptxvm.Config{Seed: 3, Weak: true, Turn: 1, Trace: func(t ptxvm.Thread, p ptxvm.Place) {
+	m := ptxvm.New(memory, ptxvm.Config{Seed: 1, Weak: true, Turn: 1, Trace: func(t ptxvm.Thread, p ptxvm.Place) {
 		fmt.Printf("block %d  line %d  %s\n", t.Block[0], p.Line, p.Instruction)
 	}})
 	at := []byte{0, 0x10, 0, 0, 0, 0, 0, 0}

@@ -466,6 +466,7 @@ func (m *Machine) record(e *event, l *location, x *message, near uint8, passed *
 			return r
 		}
 	}
+	m.news = true
 	r := read{
 		slot: t.slot, first: t.clock, last: t.clock, time: x.time, sem: e.sem, scope: e.scope, alias: e.alias, near: near, passed: passed, site: m.site,
 	}

@@ -594,7 +594,7 @@ func TestBiteWhole(t *testing.T) {
 		var attempts []attempt
 		add := func(j wholeJob) {
 			attempts = append(attempts, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
-				return j.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
+				return j.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps, Schedule: Even()}, replace)
 			})
 		}
 		add(base)
@@ -611,5 +611,5 @@ func TestBiteWhole(t *testing.T) {
 		}
 		subjects = append(subjects, subject{base.kernel(t), what, attempts})
 	}
-	bite(t, subjects, int(seedsOr(16, 48)), bittenWhole)
+	bite(t, subjects, int(seedsOr(32, 96)), bittenWhole)
 }
