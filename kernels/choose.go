@@ -112,7 +112,7 @@ func flowThreads(bytes int64, size int) int {
 }
 
 // flowGeometry is the launch of a reduce-scatter, or reduce, in chunks, for shares of bytes: a block a multiprocessor, of which half store and half combine, but no more
-// than have a chunk. Twice as many are no faster.
+// than have a chunk. Twice as many are no faster. The plan has as many where two blocks of the kernel fit a multiprocessor, for which it is compiled.
 func flowGeometry(bytes int64, size, multiprocessors int) launchGeometry {
 	threads := flowThreads(bytes, size)
 	pairs := min(max(ptx.ScatterFlowChunks(bytes, size, threads), 1), int64(max(multiprocessors/2, 1)))

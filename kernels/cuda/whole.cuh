@@ -314,8 +314,10 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
     auto combine = [&](u64 at, auto &x) {
       constexpr u32 N = sizeof(x) / sizeof(x[0]);
       auto load = [&](u32 r, u64 from) {
+        from += at;
+        if constexpr (W > 4) asm volatile("" : "+l"(from)); // or each vector's address would have a register while the thread waits
 #pragma unroll
-        for (u32 u = 0; u < N; u++) x[u][r] = loadStrong(from + at + u * step, Words<4>());
+        for (u32 u = 0; u < N; u++) x[u][r] = loadStrong(from + u * step, Words<4>());
       };
 #pragma unroll
       for (u32 r = 0; r < W; r++) load(r, r == p.rank ? in : mine + place(p.rank, r) * slot);

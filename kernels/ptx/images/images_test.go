@@ -206,3 +206,21 @@ func BenchmarkImage(b *testing.B) {
 		b.SetBytes(int64(len(image)))
 	}
 }
+
+// TestTwoBlocks: a plan may have half of a device (package collective), which is a block on each multiprocessor only if two of its kernel fit one. So the kernel for
+// long shares is compiled with as few registers as that takes.
+func TestTwoBlocks(t *testing.T) {
+	files, err := Files()
+	require.NoError(t, err)
+	found := 0
+	entry := regexp.MustCompile(`(?s)\.visible \.entry symmem_scatter_flow_\w+\([^)]*\)\s*([^{]*)\{`)
+	for _, file := range files {
+		image, err := ptx.Image(file)
+		require.NoError(t, err)
+		for _, m := range entry.FindAllSubmatch(image, -1) {
+			found++
+			assert.Contains(t, string(m[1]), ".maxntid 256, 1, 1\n.minnctapersm 2\n", file)
+		}
+	}
+	assert.Equal(t, 3*7, found) // of each dtype and world size
+}
