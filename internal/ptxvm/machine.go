@@ -626,7 +626,7 @@ func (m *Machine) sort(t *thread, eager bool) {
 // rest takes a thread out of those that can go on.
 func (m *Machine) rest(t *thread, status uint8) {
 	t.status = status
-	t.vain = (status == atBarrier || status == atShuffle) && !m.fruitful()
+	t.vain = m.sorts && (status == atBarrier || status == atShuffle) && !m.fruitful()
 	last := len(m.ready) - 1
 	if int(t.at) > last || m.ready[t.at] != t {
 		return // it has never been among them since

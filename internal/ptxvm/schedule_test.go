@@ -538,3 +538,34 @@ Poll:
 		require.NoError(t, m.Run(), "seed %d", seed)
 	}
 }
+
+// TestAllAlikeWithoutWeakMemory: where loads are not followed, no thread is passed over.
+func TestAllAlikeWithoutWeakMemory(t *testing.T) {
+	const text = header + `.visible .entry k(.param .u64 a) {
+	.reg .b64 %rd<2>;
+	.reg .b32 %r<3>;
+	.reg .pred %p<2>;
+	ld.param.u64 %rd1, [a];
+	mov.u32 %r1, 0;
+Loop:
+	bar.sync 0;
+	add.u32 %r1, %r1, 1;
+	setp.ne.u32 %p1, %r1, 100;
+	@%p1 bra Loop;
+	ret;
+}
+`
+	f := parse(t, "k.ptx", text).Function("k")
+	for _, schedule := range []Schedule{nil, PCT(1, 3, 100)} {
+		memory, b := NewMemory(), aligned(64)
+		require.NoError(t, memory.Map(0x1000, b))
+		m := New(memory, Config{Turn: 1, Schedule: schedule})
+		require.NoError(t, m.NewStream(0).Launch(Launch{Function: f, Grid: [3]uint32{4}, Block: [3]uint32{32}, Params: [][]byte{u64(0x1000)}}))
+		for idle := false; !idle; {
+			var err error
+			idle, err = m.Step(1)
+			require.NoError(t, err)
+			require.Equal(t, len(m.ready), m.eager)
+		}
+	}
+}
