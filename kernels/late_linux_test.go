@@ -147,13 +147,7 @@ func lateRank(ctx context.Context, m *memory.Memory, k planKind, a Algorithm, n 
 	}
 	err = errors.Join(err, m.Group().Barrier(ctx, "filled"))
 	if !late && err == nil {
-		err = p.Run(s)
-		// A root that waits for nobody may have done its part.
-		if e := s.Synchronize(ctx); e != nil {
-			if _, ok := errors.AsType[*device.WaitError](e); !ok {
-				err = errors.Join(err, e)
-			}
-		}
+		err = waitedInVain(ctx, p, s) // but a root that waits for nobody may have done its part
 	}
 	err = errors.Join(err, m.Group().Barrier(ctx, "given up"))
 	for i, t := range tensors.all {
@@ -167,6 +161,16 @@ func lateRank(ctx context.Context, m *memory.Memory, k planKind, a Algorithm, n 
 		}
 	}
 	return errors.Join(err, p.Close(ctx), s.Close(), tensors.close(ctx))
+}
+
+// waitedInVain runs a plan to which a rank does not come. It is no error that a wait ends for that: on the stream, or in Run, where that still enqueues when the wait's time is over.
+func waitedInVain(ctx context.Context, p *Plan, s device.Stream) (err error) {
+	for _, e := range []error{p.Run(s), s.Synchronize(ctx)} {
+		if _, ok := errors.AsType[*device.WaitError](e); !ok {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
 }
 
 // misledRank has the last rank come to the second run of a plan when the others have given that up. It reports whether the first run, which says what there is to
@@ -210,13 +214,7 @@ func misledRank(ctx context.Context, m *memory.Memory, k planKind, a Algorithm, 
 	err = errors.Join(err, e, fill(byte(0x30+rank)))
 	meet("filled again")
 	if ran && !late && err == nil {
-		err = p.Run(s)
-		if e := s.Synchronize(ctx); e != nil {
-			if _, ok := errors.AsType[*device.WaitError](e); !ok {
-				err = errors.Join(err, e)
-			}
-		}
-		err = errors.Join(err, fill(0x45))
+		err = errors.Join(waitedInVain(ctx, p, s), fill(0x45))
 	}
 	meet("given up")
 	if ran && late && err == nil {
