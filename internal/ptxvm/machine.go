@@ -139,7 +139,8 @@ func New(memory *Memory, config Config) *Machine {
 	if m.patience = config.Patience; m.patience <= 0 {
 		m.patience = defaultPatience
 	}
-	m.sorts = m.weak && (config.Schedule == nil || !config.Schedule.exact())
+	_, alike := config.Schedule.(even)
+	m.sorts = m.weak && !alike && (config.Schedule == nil || !config.Schedule.exact())
 	m.watch = m.watch || config.Hangs
 	m.slow = m.weak || m.watch || config.Coverage != nil || config.Trace != nil
 	return m

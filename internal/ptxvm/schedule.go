@@ -53,10 +53,7 @@ func (even) exact() bool { return false }
 
 func (even) begun(*Machine, *thread) {}
 
-func (even) pick(m *Machine) *thread {
-	m.even = true
-	return m.chance()
-}
+func (even) pick(m *Machine) *thread { return m.chance() }
 
 // Slow is chance, but that some threads have only one turn where others have so many: those of one device, say, or of one block. which is asked for each thread
 // when it begins.

@@ -486,14 +486,20 @@ Wait:
 }
 `
 
+// launched is a machine with a launch and 64 bytes at 0x1000.
+func launched(t *testing.T, c Config, l Launch) *Machine {
+	memory, b := NewMemory(), aligned(64)
+	require.NoError(t, memory.Map(0x1000, b))
+	m := New(memory, c)
+	require.NoError(t, m.NewStream(0).Launch(l))
+	return m
+}
+
 // TestPollsLessOften: with weak memory, threads that only poll do not keep a machine from the one that they wait for, but for a schedule that is even.
 func TestPollsLessOften(t *testing.T) {
 	f := parse(t, "waiting.ptx", waiting).Function("waiting")
 	run := func(seed uint64, schedule Schedule) uint64 {
-		memory, b := NewMemory(), aligned(64)
-		require.NoError(t, memory.Map(0x1000, b))
-		m := New(memory, Config{Seed: seed, Weak: true, Schedule: schedule, MaxSteps: 1 << 24})
-		require.NoError(t, m.NewStream(0).Launch(Launch{Function: f, Grid: [3]uint32{100}, Params: [][]byte{u64(0x1000), {0xd0, 7, 0, 0}}}))
+		m := launched(t, Config{Seed: seed, Weak: true, Schedule: schedule, MaxSteps: 1 << 24}, Launch{Function: f, Grid: [3]uint32{100}, Params: [][]byte{u64(0x1000), {0xd0, 7, 0, 0}}})
 		require.NoError(t, m.Run())
 		return m.Steps()
 	}
@@ -531,16 +537,13 @@ Poll:
 `
 	f := parse(t, "k.ptx", text).Function("k")
 	for seed := range uint64(20) {
-		memory, b := NewMemory(), aligned(64)
-		require.NoError(t, memory.Map(0x1000, b))
-		m := New(memory, Config{Seed: seed, Weak: true, MaxSteps: 1 << 20})
-		require.NoError(t, m.NewStream(0).Launch(Launch{Function: f, Grid: [3]uint32{2}, Params: [][]byte{u64(0x1000)}}))
+		m := launched(t, Config{Seed: seed, Weak: true, MaxSteps: 1 << 20}, Launch{Function: f, Grid: [3]uint32{2}, Params: [][]byte{u64(0x1000)}})
 		require.NoError(t, m.Run(), "seed %d", seed)
 	}
 }
 
-// TestAllAlikeWithoutWeakMemory: where loads are not followed, no thread is passed over.
-func TestAllAlikeWithoutWeakMemory(t *testing.T) {
+// TestAllAlike: where loads are not followed, and where the schedule is even, no thread is passed over.
+func TestAllAlike(t *testing.T) {
 	const text = header + `.visible .entry k(.param .u64 a) {
 	.reg .b64 %rd<2>;
 	.reg .b32 %r<3>;
@@ -556,11 +559,8 @@ Loop:
 }
 `
 	f := parse(t, "k.ptx", text).Function("k")
-	for _, schedule := range []Schedule{nil, PCT(1, 3, 100)} {
-		memory, b := NewMemory(), aligned(64)
-		require.NoError(t, memory.Map(0x1000, b))
-		m := New(memory, Config{Turn: 1, Schedule: schedule})
-		require.NoError(t, m.NewStream(0).Launch(Launch{Function: f, Grid: [3]uint32{4}, Block: [3]uint32{32}, Params: [][]byte{u64(0x1000)}}))
+	for _, c := range []Config{{Turn: 1}, {Turn: 1, Schedule: PCT(1, 3, 100)}, {Turn: 1, Weak: true, Schedule: Even()}} {
+		m := launched(t, c, Launch{Function: f, Grid: [3]uint32{4}, Block: [3]uint32{32}, Params: [][]byte{u64(0x1000)}})
 		for idle := false; !idle; {
 			var err error
 			idle, err = m.Step(1)
