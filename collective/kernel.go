@@ -19,7 +19,7 @@ import (
 // Kernel is a kernel for CUDA devices, and how it is launched. The grid and its blocks have one dimension.
 //
 // All blocks of the grid run at the same time, so that they may wait for the blocks of other ranks. Every rank launches equally many:
-// as many as Blocks says, or fewer where these would not leave room on each rank's device for a second plan like it and for other
+// as many as Blocks says, or fewer where these would not leave room on each rank's device for a second plan like it (unless Spec.Exclusive is set) and for other
 // work, or are more than the setting max-blocks of a rank allows. So a kernel goes by its gridDim, as a loop over the grid does. A rank alone has nobody to wait for: it launches as many as Blocks
 // says, and those that the device has no place for run when others have ended.
 type Kernel struct {
@@ -202,8 +202,12 @@ func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
 // makeRoom takes away the blocks for which there is no room.
 func (f *kernelForm) makeRoom(offers []memory.WorkspaceOffer, devices []deviceOffer) error {
 	const call = "New"
+	plans := plansAtOnce
+	if f.plan.spec.Exclusive {
+		plans = 1
+	}
 	for r, d := range devices {
-		f.blocks = min(f.blocks, mostBlocks(d.Resident[f.threads], d.Processors, sharing(offers, r)))
+		f.blocks = min(f.blocks, mostBlocks(d.Resident[f.threads], d.Processors, sharing(offers, r), plans))
 	}
 	for r, d := range devices {
 		if n := sharing(offers, r); f.blocks*n > d.Resident[f.threads] {

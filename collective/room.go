@@ -15,7 +15,7 @@ import (
 // wait for could start there, and nobody would go on. So a plan takes at most half of what a device holds, less a reserve: any two
 // plans run at the same time, whichever comes first on which rank, and signals, copies and the user's own kernels beside them. Ranks
 // that share a device share that. More plans than that are counted by the streams they are on, because what is on one stream runs one
-// after the other: see RoomError.
+// after the other: see RoomError. An exclusive plan takes what two may have, and is counted like that.
 
 // plansAtOnce is how many plans of any size run on one device at the same time.
 const plansAtOnce = 2
@@ -29,15 +29,15 @@ func capacity(processors int) float64 {
 	return (float64(processors) - float64(reserved(processors))/2) / float64(processors)
 }
 
-// mostBlocks is how many blocks a plan may launch on a device that runs resident of them at the same time and that so many ranks
+// mostBlocks is how many blocks one of so many plans may launch at the same time on a device that runs resident of them and that so many ranks
 // share.
-func mostBlocks(resident, processors, ranks int) int {
-	return max(1, resident/processors*(processors-reserved(processors))/(plansAtOnce*ranks))
+func mostBlocks(resident, processors, ranks, plans int) int {
+	return max(1, resident/processors*(processors-reserved(processors))/(plans*ranks))
 }
 
 // RoomError is the error of Plan.Run where the kernels of plans on different streams, which may all wait for peers at the same time, would
 // not fit the device together: then what one rank waits for might find no place on another one. Two plans of any size always
-// fit, and more if they are small or were made with fewer blocks. A plan counts on the stream that it was last run or recorded on,
+// fit, unless one is exclusive, and more if they are small or were made with fewer blocks. A plan counts on the stream that it was last run or recorded on,
 // until it, or memory of one of its tensors, is closed. errors.Is(err, ErrNoRoom) holds.
 //
 // The error is this rank's own. Ranks that run their plans alike, on as many streams and in one order, all get it.
@@ -50,7 +50,7 @@ type RoomError struct {
 
 func (e *RoomError) Error() string {
 	return fmt.Sprintf("the plan takes %.0f%% of the device and plans on %d other streams %.0f%%, of at most %.0f%% together: "+
-		"run plans on fewer streams, close those that are done, or make them with fewer blocks (MaxBlocks of an all-reduce)", 100*e.Takes, e.Streams, 100*e.Taken, 100*e.Most)
+		"run plans on fewer streams, close those that are done, or make them with fewer blocks (MaxBlocks, and not Exclusive)", 100*e.Takes, e.Streams, 100*e.Taken, 100*e.Most)
 }
 
 // Unwrap gives ErrNoRoom.

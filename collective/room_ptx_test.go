@@ -102,7 +102,7 @@ func (s *simulated) run(launches int, plans ...func(*ptxvm.Stream, int)) error {
 func TestRoomIsEnough(t *testing.T) {
 	for _, c := range []struct{ processors, each int }{{4, 4}, {8, 2}, {3, 1}} {
 		resident := c.processors * c.each
-		blocks := mostBlocks(resident, c.processors, 1)
+		blocks := mostBlocks(resident, c.processors, 1, plansAtOnce)
 		require.LessOrEqual(t, float64(plansAtOnce*blocks)/float64(resident), capacity(c.processors))
 		for seed := range uint64(6) {
 			s := newSimulated(t, 2, c.processors, c.each, seed)
@@ -115,9 +115,26 @@ func TestRoomIsEnough(t *testing.T) {
 		}
 	}
 
+	// An exclusive plan, and of what it leaves what all may take together, in the hands of two others.
+	for _, c := range []struct{ processors, each int }{{4, 4}, {8, 2}, {64, 2}} {
+		resident := c.processors * c.each
+		blocks := mostBlocks(resident, c.processors, 1, 1)
+		require.LessOrEqual(t, float64(blocks)/float64(resident), capacity(c.processors))
+		left := int(capacity(c.processors)*float64(resident)) - blocks
+		require.Positive(t, left)
+		for seed := range uint64(3) {
+			s := newSimulated(t, 2, c.processors, c.each, seed)
+			plans := []func(*ptxvm.Stream, int){s.plan(blocks), s.plan((left + 1) / 2)}
+			if left > 1 {
+				plans = append(plans, s.plan(left/2))
+			}
+			require.NoError(t, s.run(2, plans...), "%+v, seed %d", c, seed)
+		}
+	}
+
 	// Eight of half a device each: what RoomError is for.
 	const processors, each = 4, 4
-	blocks := mostBlocks(processors*each, processors, 1)
+	blocks := mostBlocks(processors*each, processors, 1, plansAtOnce)
 	takes := float64(blocks) / float64(processors*each)
 	require.Greater(t, 3*takes, capacity(processors))
 	hung := 0

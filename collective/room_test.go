@@ -16,16 +16,19 @@ func TestMostBlocks(t *testing.T) {
 		for _, perProcessor := range []int{1, 2, 3, 4, 8, 16} {
 			for ranks := 1; ranks <= 8; ranks++ {
 				resident := processors * perProcessor
-				n := mostBlocks(resident, processors, ranks)
-				require.Positive(t, n)
-				if n > 1 {
-					assert.Less(t, n*ranks*plansAtOnce, resident, "%d multiprocessors, %d blocks on each, %d ranks", processors, perProcessor, ranks)
+				for plans := 1; plans <= plansAtOnce; plans++ {
+					n := mostBlocks(resident, processors, ranks, plans)
+					require.Positive(t, n)
+					if n > 1 {
+						assert.Less(t, n*ranks*plans, resident, "%d multiprocessors, %d blocks on each, %d ranks", processors, perProcessor, ranks)
+					}
 				}
 			}
 		}
 	}
-	assert.Equal(t, 128, mostBlocks(264, 132, 1))
-	assert.Equal(t, 32, mostBlocks(264, 132, 4))
+	assert.Equal(t, 128, mostBlocks(264, 132, 1, 2))
+	assert.Equal(t, 32, mostBlocks(264, 132, 4, 2))
+	assert.Equal(t, 256, mostBlocks(264, 132, 1, 1))
 }
 
 // namedStream is a stream that is only a name.

@@ -33,6 +33,10 @@ type Spec struct {
 	Workspace int64
 	// Multicast says that the plan needs multicast addresses of the tensors. It is ErrUnsupported, with the reason, where there are none.
 	Multicast bool
+	// Exclusive says that kernels of the plan that wait for peers may take all of a CUDA device but its reserve, where without it they take at most half of
+	// that, and so leave room for a second plan. Run is a [*RoomError] while a plan on another stream takes more than half of the reserve, as it then is for that
+	// plan. It changes nothing where no kernel waits for peers.
+	Exclusive bool
 
 	// CUDA is the collective as a kernel for GPUs.
 	CUDA *Kernel
@@ -265,6 +269,9 @@ func (p *Plan) purpose(f form, failure error) string {
 	}
 	if s.Multicast {
 		text = append(text, "with multicast")
+	}
+	if s.Exclusive {
+		text = append(text, "exclusive")
 	}
 	return strings.Join(append(text, fmt.Sprintf("workspace of %d bytes", s.Workspace), f.describe(), fmt.Sprintf("first epoch %d", s.FirstEpoch)), ", ")
 }

@@ -65,6 +65,8 @@ type AllReduceOptions struct {
 	// for plans on other streams; the same on every rank. 0, the default, is as many as are of use, but at most what leaves room
 	// for a second plan like it. The setting max-blocks bounds all plans. Ignored by forms that launch no kernel of this module.
 	MaxBlocks int
+	// Exclusive lets the plan's kernels take all of a CUDA device but a small part, as [Options] says; the same on every rank.
+	Exclusive bool
 	// RankOrder keeps the plan to forms that promise the bits of the order of the ranks ([Algorithm.RankOrder]), so that a result does not depend
 	// on the size of the message, on how it was split, or on what else was sent with it. Auto takes none but those then, whatever tables and
 	// registered forms there are, and an Algorithm without the promise is ErrUnsupported. Every rank gives the same.
@@ -183,6 +185,7 @@ func (a *allReduce) spec() collective.Spec {
 		Name:       fmt.Sprintf("all-reduce %s of %d %s, %s", a.op, a.in.NumElements(), a.in.DType(), a.algorithm),
 		Tensors:    []tensor.SymmetricTensor{a.in, a.out},
 		Parameters: fmt.Sprintf("at most %d blocks, in rank order %t", a.maxBlocks, a.rankOrder),
+		Exclusive:  a.opts != nil && a.opts.Exclusive,
 		Program:    &collective.Program{Build: func(context.Context, *collective.Builder) error { return nil }},
 	}
 	if a.opts != nil && a.opts.Algorithm == Auto {

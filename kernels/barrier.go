@@ -37,7 +37,7 @@ func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, er
 func newBarrier(ctx context.Context, m *memory.Memory, call string, o Options, failure error) (*Plan, error) {
 	library := LibraryCollectives(call, m.Backend().Name())
 	forms := append(append([]Algorithm{Auto}, CollectiveAlgorithms(call, m.Device().Kind())...), library...)
-	s := collective.Spec{FirstEpoch: o.FirstEpoch, Failure: failure}
+	s := collective.Spec{FirstEpoch: o.FirstEpoch, Failure: failure, Exclusive: o.Exclusive}
 	chosen := o.Algorithm
 	near := m.Backend().Capabilities().PeerPointers || m.Group().Size() == 1
 	switch {

@@ -134,7 +134,7 @@ func (m *many) plan(ctx context.Context, gaveUp error) (*Plan, error) {
 
 // planOnce is plan for a list that the ranks have agreed on, in the form that was chosen.
 func (m *many) planOnce(ctx context.Context, failure error) (*Plan, error) {
-	s := collective.Spec{Name: manyCall, Failure: failure, FirstEpoch: m.opts.FirstEpoch}
+	s := collective.Spec{Name: manyCall, Failure: failure, FirstEpoch: m.opts.FirstEpoch, Exclusive: m.opts.Exclusive}
 	if failure == nil {
 		m.spec(&s)
 	}

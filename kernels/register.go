@@ -116,5 +116,6 @@ func (a *allReduce) byForm(s *collective.Spec) {
 	if spec.Parameters = s.Parameters + ", " + spec.Parameters; strings.HasSuffix(spec.Parameters, ", ") {
 		spec.Parameters = s.Parameters
 	}
+	spec.Exclusive = spec.Exclusive || s.Exclusive
 	*s = spec
 }

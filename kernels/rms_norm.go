@@ -128,7 +128,7 @@ func (n *norm) first(ctx context.Context, failure error) (*Plan, error) {
 // once is first for one form.
 func (n *norm) once(ctx context.Context, failure error) (*Plan, error) {
 	n.maxBlocks = n.opts.MaxBlocks
-	s := collective.Spec{Failure: failure, FirstEpoch: n.opts.FirstEpoch, Tensors: []tensor.SymmetricTensor{n.in}}
+	s := collective.Spec{Failure: failure, FirstEpoch: n.opts.FirstEpoch, Exclusive: n.opts.Exclusive, Tensors: []tensor.SymmetricTensor{n.in}}
 	if s.Failure == nil {
 		s.Failure = n.maker.check()
 	}

@@ -59,7 +59,7 @@ const seedVariable = "SYMMEM_TEST_SEED"
 // The cases of the short matrix by world size, which take half a minute of one core together. The whole matrix runs all cases.
 var shortSimulated = map[int]string{
 	1: `^all_reduce/[a-z_]+/f32/|^memory/|^lifetime/`,
-	2: `^(memory|window|slice|heap|agreement|groups|bad_input|signal|transfer|graph|lifetime)/|^all_reduce/errors|^plans/(room|max_blocks|[a-z_]+/other_memory)$|` +
+	2: `^(memory|window|slice|heap|agreement|groups|bad_input|signal|transfer|graph|lifetime)/|^all_reduce/errors|^plans/(room|max_blocks|exclusive|[a-z_]+/other_memory)$|` +
 		`^plans/two_shot_(flow|multimem)/full_size|^all_reduce/[a-z_]+/(f32|bf16)/.*(15|1023|1009|2050|2051)|` +
 		`^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/.*/(delayed|overtaken|epoch_wrap)$|^all_to_all_v/|` +
 		`^(broadcast|reduce|reduce_scatter|all_gather)/one_shot_multimem/(every_count|lacking|two_plans)$|^all_reduce_many/one_shot_push/whole/(lists|delayed|two_plans|epoch_wrap)$|^same_bits/f32/sum$`,

@@ -2155,6 +2155,14 @@ var mutants = []mutant{
 		new: "Tensors:    []tensor.SymmetricTensor{a.in, a.in}",
 	},
 	{
+		file: "collective/kernel.go", why: "an exclusive plan takes half of a device", tests: []stage{{"kernels", "TestExclusive", usual}},
+		old: "\tif f.plan.spec.Exclusive {", new: "\tif false {",
+	},
+	{
+		file: "collective/spec.go", why: "ranks do not compare whether a plan is exclusive", tests: []stage{{"kernels", "TestExclusive", usual}},
+		old: "\tif s.Exclusive {", new: "\tif false {",
+	},
+	{
 		file: "kernels/allreduce.go", why: "ranks do not compare a plan's most blocks", tests: inPlans,
 		old: "fmt.Sprintf(\"at most %d blocks, in rank order %t\", a.maxBlocks, a.rankOrder)",
 		new: "fmt.Sprintf(\"at most %d blocks\", 0*a.maxBlocks)",

@@ -42,6 +42,7 @@ func planCases(kind device.Kind, backend string, world int, short bool) []Case {
 		cases = append(cases,
 			Case{Name: "plans/room", MinWorld: 2, Needs: []string{"peer_pointers"}, Run: roomCase},
 			Case{Name: "plans/max_blocks", MinWorld: 2, Needs: []string{"peer_pointers"}, Run: maxBlocksCase},
+			Case{Name: "plans/exclusive", MinWorld: 2, Needs: []string{"peer_pointers"}, Run: exclusiveCase},
 		)
 	}
 	return cases
@@ -497,4 +498,97 @@ func maxBlocksCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	return o.Close(ctx)
+}
+
+// exclusiveCase: an exclusive plan has more of the device than half, beside which barriers of another stream run in whatever order; a plan on another stream is refused by
+// name, as it is behind one, on every rank alike, until the other is closed; and ranks agree on it.
+func exclusiveCase(ctx context.Context, e *Env) error {
+	r := reduction{kernels.TwoShotPush, tensor.Float32, kernels.Sum, false, 2 * fullSize(e, kernels.TwoShotPush), blocked, true}
+	var os [2]*operands
+	var ps [2]*kernels.Plan
+	var ss [2]device.Stream
+	var err error
+	for i := range os {
+		if os[i], err = newOperands(ctx, e, r); err != nil {
+			return err
+		}
+		opts := &kernels.AllReduceOptions{Algorithm: r.algorithm, Exclusive: i == 0}
+		if ps[i], err = kernels.NewAllReduce(ctx, os[i].in.SymmetricTensor, r.op, opts); err != nil {
+			return err
+		}
+		if ss[i], err = e.R.NewStream(); err != nil {
+			return err
+		}
+	}
+	run := func() error { return ps[0].Run(ss[0]) }
+	barrier := func() error { return os[1].in.Barrier(ss[1], 2) }
+	steps := []func() error{run, barrier}
+	if e.R.Rank()%2 == 1 {
+		steps = []func() error{barrier, run}
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond) // it is on the device, and waits there
+	}
+	if err := errors.Join(ss[0].Synchronize(ctx), ss[1].Synchronize(ctx), os[0].check(ctx, e, r)); err != nil {
+		return fmt.Errorf("an exclusive plan and a barrier in opposite orders: %w", err)
+	}
+	refused := func(what string, err error) (*collective.RoomError, error) {
+		room, ok := errors.AsType[*collective.RoomError](err)
+		if !ok || !errors.Is(err, symmem.ErrNoRoom) || room.Streams != 1 {
+			return nil, fmt.Errorf("%s: %v", what, err)
+		}
+		return room, nil
+	}
+	room, err := refused("a plan on another stream than an exclusive one", ps[1].Run(ss[1]))
+	if err != nil {
+		return err
+	}
+	if room.Taken <= 0.5 || room.Takes > 0.5 {
+		return fmt.Errorf("an exclusive plan takes %v of the device and one that is not %v", room.Taken, room.Takes)
+	}
+	if err := errors.Join(ps[1].Run(ss[0]), ss[0].Synchronize(ctx), os[1].check(ctx, e, r)); err != nil {
+		return fmt.Errorf("a plan behind an exclusive one: %w", err)
+	}
+	if _, err := refused("an exclusive plan on another stream than one that is not", ps[0].Run(ss[1])); err != nil {
+		return err
+	}
+	if err := ps[1].Close(ctx); err != nil {
+		return err
+	}
+	if err := errors.Join(writeBytes(os[0].in.Local(), input(r.dtype, r.op, e.R.Rank(), r.n)), barrier(), ps[0].Run(ss[1]), ss[1].Synchronize(ctx), os[0].check(ctx, e, r)); err != nil {
+		return fmt.Errorf("an exclusive plan when the other one is closed: %w", err)
+	}
+	differ := func(what string, make func(exclusive bool) (*kernels.Plan, error)) error {
+		p, err := make(e.R.Rank() == 1)
+		if err == nil {
+			err = errors.Join(errors.New("no error"), p.Close(ctx))
+		}
+		return wantError(what, err, symmem.ErrMismatch, ", exclusive")
+	}
+	in := os[0].in.SymmetricTensor
+	for _, err := range []error{
+		differ("an exclusive all-reduce", func(exclusive bool) (*kernels.Plan, error) {
+			return kernels.NewAllReduce(ctx, in, r.op, &kernels.AllReduceOptions{Exclusive: exclusive})
+		}),
+		differ("an exclusive broadcast", func(exclusive bool) (*kernels.Plan, error) {
+			return kernels.NewBroadcast(ctx, in, 0, &kernels.Options{Exclusive: exclusive})
+		}),
+		differ("an exclusive list", func(exclusive bool) (*kernels.Plan, error) {
+			return kernels.NewAllReduceMany(ctx, []kernels.Pair{{In: in}}, r.op, &kernels.Options{Exclusive: exclusive})
+		}),
+		differ("an exclusive barrier", func(exclusive bool) (*kernels.Plan, error) {
+			return kernels.NewBarrier(ctx, e.R.Memory(), &kernels.Options{Exclusive: exclusive})
+		}),
+	} {
+		if err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(ps[0].Close(ctx), ss[0].Close(), ss[1].Close()); err != nil {
+		return err
+	}
+	return closeAll(ctx, os[0], os[1])
 }

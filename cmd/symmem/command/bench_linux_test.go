@@ -246,6 +246,22 @@ func TestBenchMany(t *testing.T) {
 	}
 }
 
+// TestBenchExclusive: what was measured with exclusive plans says so, and what has no plan does not.
+func TestBenchExclusive(t *testing.T) {
+	args := []string{"bench", "--backend", "host", "--ranks", "2", "--sizes", "4K", "--kind", "all_reduce,broadcast,barrier,put,plan_run", "--reps", "1", "--exclusive"}
+	r := call(t, "", environ(), append(args, "--json")...)
+	require.Equal(t, exit.OK, r.status, r.err)
+	var report bench.Report
+	require.NoError(t, json.Unmarshal([]byte(r.out), &report))
+	require.Len(t, report.Rows, 5)
+	for _, row := range report.Rows {
+		assert.Equal(t, row.Kind != measure.Put, row.Exclusive, row.Kind)
+	}
+	r = call(t, "", environ(), args...)
+	require.Equal(t, exit.OK, r.status, r.err)
+	assert.Contains(t, r.out, "sum of f32, eager, in place, exclusive")
+}
+
 func TestBenchBackends(t *testing.T) {
 	small := []string{"bench", "--ranks", "2", "--sizes", "64", "--kind", measure.Put, "--reps", "1"}
 	r := call(t, "", environ(), append(small, "--backend", "all")...)

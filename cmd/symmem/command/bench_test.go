@@ -19,13 +19,14 @@ func TestFlagsOfOtherKinds(t *testing.T) {
 		"--place was given, and --kind is \"reduce\"; only all_reduce, all_reduce_matmul, plan_run have it":                                                    {"--place", "out", "--kind", "reduce"},
 		"--op was given, and --kind is \"put,barrier\"; only all_reduce, reduce, reduce_scatter, all_reduce_many, all_reduce_matmul, plan_run have it":         {"--op", "sum", "--kind", "put,barrier"},
 		"--op was given, and --kind is \"all_reduce_rms_norm\"; only all_reduce, reduce, reduce_scatter, all_reduce_many, all_reduce_matmul, plan_run have it": {"--op", "max", "--kind", "all_reduce_rms_norm"},
+		"--exclusive was given, and --kind is \"put,rendezvous\"; only all_reduce, broadcast, reduce, ":                                                        {"--exclusive", "--kind", "put,rendezvous"},
 	} {
 		r := call(t, "", environ(), append([]string{"bench", "--ranks", "0"}, args...)...) // 0 is refused too, so that nothing is ever measured
 		assert.Equal(t, exit.Usage, r.status, says)
 		assert.Contains(t, r.err, says)
 	}
 	for _, args := range [][]string{
-		{"--tensors", "2", "--kind", "put,all_reduce_many"}, {"--place", "out"}, {"--op", "max", "--kind", "plan_run"}, {"--op", "max", "--kind", "put,reduce"}, {"--kind", "put"},
+		{"--tensors", "2", "--kind", "put,all_reduce_many"}, {"--place", "out"}, {"--op", "max", "--kind", "plan_run"}, {"--op", "max", "--kind", "put,reduce"}, {"--kind", "put"}, {"--exclusive"}, {"--exclusive", "--kind", "put,barrier"},
 		{"--op", "max", "--place", "out", "--tensors", "2", "--kind", "put,reduse"}, // what is wrong with the list of kinds is enough
 	} {
 		r := call(t, "", environ(), append([]string{"bench", "--ranks", "0"}, args...)...)

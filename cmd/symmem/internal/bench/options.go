@@ -37,6 +37,7 @@ var partial = []struct {
 	{"op", []string{measure.AllReduce, measure.Reduce, measure.ReduceScatter, measure.AllReduceMany, measure.AllReduceMatMul, measure.PlanRun}},
 	{"place", []string{measure.AllReduce, measure.AllReduceMatMul, measure.PlanRun}},
 	{"tensors", []string{measure.AllReduceMany}},
+	{"exclusive", measure.Collectives},
 }
 
 // DTypes returns the values of --dtype.
@@ -75,13 +76,14 @@ type Options struct {
 	OutputFile, PlotFile string // "" writes none
 	Ranks, Repetitions   int
 	Tensors              int  // of measure.AllReduceMany
+	Exclusive            bool // as kernels.Options has it
 	JSON                 bool // print JSON instead of text
 }
 
 // spec checks the flags, of which given were set, and says what to measure. An error lists every mistake.
 func (o *Options) spec(given func(flag string) bool) (measure.Spec, error) {
 	var all []error
-	s := measure.Spec{DType: o.DType, Op: o.Op, Repetitions: o.Repetitions, Tensors: o.Tensors, Graph: o.Mode == "graph", OutOfPlace: o.Place == "out"}
+	s := measure.Spec{DType: o.DType, Op: o.Op, Repetitions: o.Repetitions, Tensors: o.Tensors, Graph: o.Mode == "graph", OutOfPlace: o.Place == "out", Exclusive: o.Exclusive}
 	var err error
 	if s.Sizes, err = bytesize.ParseList(o.Sizes); err != nil {
 		all = append(all, fmt.Errorf("--sizes: %w", err))

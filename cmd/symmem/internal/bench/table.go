@@ -37,6 +37,9 @@ func (r *Report) writeTable(w io.Writer) error {
 		if row.Place != "" {
 			title += ", " + row.Place
 		}
+		if row.Exclusive {
+			title += ", exclusive"
+		}
 		if title != table {
 			table, compared = title, r.compared(&r.Rows[i])
 			fmt.Fprintf(t, "\n%s\n", title)

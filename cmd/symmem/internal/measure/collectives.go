@@ -103,7 +103,7 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm ker
 		}
 		return err
 	}
-	opts := &kernels.Options{Algorithm: algorithm}
+	opts := &kernels.Options{Algorithm: algorithm, Exclusive: b.spec.Exclusive}
 	if kind == Barrier {
 		p, err = kernels.NewBarrier(ctx, b.r.Memory(), opts)
 		return p, 0, closeAll, err

@@ -32,7 +32,7 @@ func (b *bencher) manyPlan(ctx context.Context, bytes int64) (p *kernels.Plan, w
 		}
 		tensors, pairs, whole = append(tensors, t), append(pairs, kernels.Pair{In: t}), whole+t.Bytes()
 	}
-	if p, err = kernels.NewAllReduceMany(ctx, pairs, b.op, nil); err != nil {
+	if p, err = kernels.NewAllReduceMany(ctx, pairs, b.op, &kernels.Options{Exclusive: b.spec.Exclusive}); err != nil {
 		return nil, 0, nil, errors.Join(err, closeAll(ctx))
 	}
 	return p, whole, closeAll, nil

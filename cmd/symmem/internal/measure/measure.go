@@ -359,6 +359,7 @@ func (b *bencher) tellRow(row Row, slowest []float64) error {
 	if row.Backend == "" {
 		row.Backend = b.r.Backend()
 	}
+	row.Exclusive = b.spec.Exclusive && slices.Contains(Collectives, row.Kind)
 	row.Ranks, row.Repetitions = b.r.WorldSize(), len(slowest)
 	row.Median, row.Min, row.Max = median(slowest), slowest[0], slowest[len(slowest)-1]
 	if row.Median > 0 && row.Kind != PlanRun && row.Kind != Rendezvous && row.Kind != AllReduceMatMul {
@@ -408,7 +409,7 @@ func (b *bencher) plan(ctx context.Context, bytes int64, algorithm string) (p *k
 	if err != nil {
 		return nil, nil, err
 	}
-	opts := &kernels.AllReduceOptions{Algorithm: alg}
+	opts := &kernels.AllReduceOptions{Algorithm: alg, Exclusive: b.spec.Exclusive}
 	out := t
 	if b.spec.OutOfPlace {
 		if out, err = b.tensorOf(ctx, b.dtype, bytes); err != nil {

@@ -100,12 +100,12 @@ func (b *bencher) allReduceRMSNorm(ctx context.Context, bytes int64) (err error)
 			return err
 		}
 	}
-	fused, err := kernels.NewAllReduceRMSNorm(ctx, n.in, n.n, &kernels.Options{Algorithm: alg})
+	fused, err := kernels.NewAllReduceRMSNorm(ctx, n.in, n.n, &kernels.Options{Algorithm: alg, Exclusive: b.spec.Exclusive})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, fused.Close(ctx)) }()
-	sum, err := kernels.NewAllReduce(ctx, n.in, kernels.Sum, nil)
+	sum, err := kernels.NewAllReduce(ctx, n.in, kernels.Sum, &kernels.AllReduceOptions{Exclusive: b.spec.Exclusive})
 	if err != nil {
 		return err
 	}

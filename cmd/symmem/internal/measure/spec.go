@@ -33,6 +33,7 @@ const (
 var (
 	DefaultKinds = []string{AllReduce, Put, Get, PutSignal, Rendezvous, PlanRun}
 	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, PutSignalWait, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul)
+	Collectives  = []string{AllReduce, Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul, PlanRun} // that make plans
 )
 
 // AllAlgorithms, as the only element of Spec.Algorithms, stands for every form of all-reduce that there is for what is measured.
@@ -57,8 +58,9 @@ type Spec struct {
 	Algorithms  []string `json:"algorithms"` // or AllAlgorithms
 	Graph       bool     `json:"graph"`      // replay a captured graph instead of running each time
 	OutOfPlace  bool     `json:"out_of_place"`
-	Repetitions int      `json:"repetitions"` // of each measurement
-	Tensors     int      `json:"tensors"`     // of AllReduceMany, each of the size
+	Exclusive   bool     `json:"exclusive,omitempty"` // plans may take the whole of a device
+	Repetitions int      `json:"repetitions"`         // of each measurement
+	Tensors     int      `json:"tensors"`             // of AllReduceMany, each of the size
 
 	Peer *PeerSpec `json:"peer,omitempty"` // nil measures none
 }
@@ -79,6 +81,7 @@ type Row struct {
 	Chosen      string  `json:"chosen,omitempty"`    // the form that auto took
 	Mode        string  `json:"mode,omitempty"`      // eager or graph
 	Place       string  `json:"place,omitempty"`     // in place or out of place
+	Exclusive   bool    `json:"exclusive,omitempty"` // the plans, or those that a peer is compared with, might take the whole of a device
 	Note        string  `json:"note,omitempty"`      // first or later, of rendezvous; what was measured, of a peer
 	Iterations  int     `json:"iterations"`          // back to back, in one repetition
 	Repetitions int     `json:"repetitions"`
