@@ -102,6 +102,10 @@ func pushGeometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeo
 	return g
 }
 
+// oneShotWholeBytes is the longest message of an all-reduce in one shot between two ranks for which the kernel with more registers is the faster one: of longer ones
+// half of a device has less than a thread for each vector with it (docs/hardware.md).
+var oneShotWholeBytes = int64(3 << 19)
+
 // flowThreads is how many threads a block of a reduce-scatter, or reduce, in chunks has, for shares of bytes: half as many where a block has few chunks, since
 // the first and the last of them cross the links alone.
 func flowThreads(bytes int64, size int) int {

@@ -34,7 +34,7 @@ func findKernel(find finder, form ptx.Form, d device.Device, hopper bool, dtype 
 func (a *allReduce) onCUDA(s *collective.Spec) {
 	s.Program = nil
 	size, bytes := a.in.WorldSize(), a.in.Bytes()
-	layout := ptx.Layout{Form: ptxForms[a.algorithm], World: size, Bytes: bytes}
+	layout := ptx.Layout{Form: ptxForms[a.algorithm], World: size, Bytes: bytes, Whole: wholeVectors(a.in, a.out)}
 	layout.LapBytes = geometry(a.algorithm, bytes, a.lap, size, 1).lapBytes
 	var flags uint32
 	switch layout.Form {
@@ -55,6 +55,9 @@ func (a *allReduce) onCUDA(s *collective.Spec) {
 	find, whole := finder(ptx.AllReduce), a.whole(layout.Form)
 	if whole {
 		find = ptx.PushWhole
+		if _, ok := ptx.PushLong(layout.Form, a.in.DType().String(), int(a.op), size, false); ok && bytes > oneShotWholeBytes {
+			find = ptx.PushLong
+		}
 	}
 	kernel, image, err := findKernel(find, layout.Form, a.in.Device(), hopper(a.in.Memory()), a.in.DType(), a.op, size)
 	if err != nil {

@@ -140,7 +140,7 @@ func newWorldIn(tb testing.TB, memory *Memory, above uint64, j job) *world {
 		}
 	}
 	staged := j.inPlace && (j.form == ptx.OneShotPull || j.form == ptx.OneShotMultimem)
-	w.layout = ptx.Layout{Form: j.form, World: j.ranks, Bytes: int64(bytes), Blocks: j.blocks, LapBytes: j.lap, Staged: staged}
+	w.layout = ptx.Layout{Form: j.form, World: j.ranks, Bytes: int64(bytes), Blocks: j.blocks, LapBytes: j.lap, Staged: staged, Whole: j.wholeVectors()}
 	base := ptx.Params{
 		Count: uint64(j.count), Timeout: math.MaxUint64 / 2, Shard: uint64(w.layout.Shard()), Span: uint64(w.layout.Span()), World: uint32(j.ranks), Op: uint32(j.op),
 	}
@@ -384,10 +384,15 @@ func combine(dtype string, op int, values []uint64) uint64 {
 	return a
 }
 
+// wholeVectors reports whether the tensors of the job are vectors of 16 bytes.
+func (j job) wholeVectors() bool {
+	width := widths[j.dtype]
+	return (j.count*width|j.offset*width|j.shift*width)%16 == 0
+}
+
 // whole finds the kernel for whole vectors, if the tensors of the job are such.
 func (j job) whole() (ptx.Kernel, bool) {
-	width := widths[j.dtype]
-	if (j.count*width|j.offset*width|j.shift*width)%16 != 0 {
+	if !j.wholeVectors() {
 		return ptx.Kernel{}, false
 	}
 	return ptx.PushWhole(j.form, j.dtype, j.op, j.ranks, j.hopper)

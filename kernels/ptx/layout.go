@@ -270,6 +270,7 @@ type Layout struct {
 	Blocks   int   // of the launch, all resident at the same time
 	LapBytes int64 // TwoShotFlow: a multiple of 128
 	Staged   bool  // OneShotPull and OneShotMultimem, with the flag of that name
+	Whole    bool  // the message begins at a multiple of 16 on every rank, and is vectors of 16 bytes and nothing else
 }
 
 // Shard is Params.Shard: how many vectors of 16 bytes one rank reduces in the two-shot forms.
@@ -277,8 +278,14 @@ func (l Layout) Shard() int64 {
 	return roundUp((l.vectors()+int64(l.World)-1)/int64(l.World), 8)
 }
 
-// vectors covers the message wherever it begins.
-func (l Layout) vectors() int64 { return (l.Bytes + vector - 1 + vector - 1) / vector }
+// vectors covers the message: wherever it begins, unless it is whole. One vector more than there are would make the first shards longer than the last by a few, for
+// which blocks that divide them evenly would go round once more.
+func (l Layout) vectors() int64 {
+	if l.Whole {
+		return l.Bytes / vector
+	}
+	return (l.Bytes + vector - 1 + vector - 1) / vector
+}
 
 // Span is Params.Span: bytes of one rank's slot in a message buffer.
 func (l Layout) Span() int64 {

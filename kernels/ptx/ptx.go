@@ -139,6 +139,17 @@ func PushWhole(form Form, dtype string, op, world int, hopper bool) (Kernel, boo
 	return k, ok
 }
 
+// PushLong finds the kernel that takes the place of PushWhole's for long messages of OneShotPush, and whether there is one: the same one, of which a multiprocessor holds more
+// blocks. There is one between two ranks.
+func PushLong(form Form, dtype string, op, world int, hopper bool) (Kernel, bool) {
+	if form != OneShotPush || world != 2 {
+		return Kernel{}, false
+	}
+	k, ok := AllReduce(form, dtype, op, world, hopper)
+	k.Name = strings.Replace(k.Name, "_push_", "_push_long_", 1)
+	return k, ok
+}
+
 // AllReduce finds the kernel for a form, a dtype by its short name ("bf16"), an operation and a world size of at least 1, and
 // whether there is one. hopper says that the device has compute capability 9.0 or later; then kernels that overlap with the
 // work before them are preferred.

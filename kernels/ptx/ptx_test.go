@@ -219,7 +219,20 @@ func TestLayoutCovers(t *testing.T) {
 			l := Layout{Form: TwoShotPush, World: world, Bytes: bytes, Blocks: 1}
 			assert.GreaterOrEqual(t, l.Shard()*int64(world)*vector, bytes+vector-1)
 			assert.Zero(t, l.Shard()%8)
+			if bytes%vector != 0 {
+				continue
+			}
+			l.Whole = true
+			assert.GreaterOrEqual(t, l.Shard()*int64(world)*vector, bytes)
+			assert.Zero(t, l.Shard()%8)
 		}
+	}
+	// A whole message is shared out evenly, in laps of which none is for what is not there.
+	for _, l := range []Layout{{Form: TwoShotPush, World: 2, Bytes: 4 << 20, Whole: true}, {Form: TwoShotFlow, World: 4, Bytes: 64 << 20, LapBytes: 32 << 10, Whole: true}} {
+		assert.Equal(t, l.Bytes, l.Shard()*int64(l.World)*vector)
+		assert.Equal(t, l.Bytes, Layout{Form: OneShotPush, World: l.World, Bytes: l.Bytes, Whole: true}.Span())
+		l.Whole = false
+		assert.Greater(t, l.Shard()*int64(l.World)*vector, l.Bytes)
 	}
 }
 
@@ -292,6 +305,22 @@ func TestPushWhole(t *testing.T) {
 		assert.Equal(t, form == OneShotPush || form == TwoShotPush, ok, form)
 	}
 	_, ok = PushWhole(OneShotPush, "i32", Sum, 4, true)
+	assert.False(t, ok)
+}
+
+// TestPushLong: between two ranks there is a kernel for long messages wherever there is one for whole vectors in one shot.
+func TestPushLong(t *testing.T) {
+	k, ok := PushLong(OneShotPush, "f32", Avg, 2, false)
+	assert.True(t, ok)
+	assert.Equal(t, Kernel{File: "push_f32_w2.ptx", Name: "symmem_allreduce_oneshot_push_long_f32_sum_w2"}, k)
+	for _, world := range []int{1, 2, 3, 8} {
+		for _, form := range Forms() {
+			_, whole := PushWhole(form, "bf16", Sum, world, true)
+			_, long := PushLong(form, "bf16", Sum, world, true)
+			assert.Equal(t, whole && form == OneShotPush && world == 2, long, "%s between %d", form, world)
+		}
+	}
+	_, ok = PushLong(OneShotPush, "i32", Sum, 2, true)
 	assert.False(t, ok)
 }
 

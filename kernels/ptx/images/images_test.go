@@ -57,6 +57,9 @@ func TestKernels(t *testing.T) {
 						if k, ok := ptx.AllReduce(form, dtype, op, world, hopper); ok {
 							use(k)
 						}
+						if k, ok := ptx.PushLong(form, dtype, op, world, hopper); ok {
+							use(k)
+						}
 						if k, ok := ptx.PushWhole(form, dtype, op, world, hopper); ok {
 							use(k)
 						}
@@ -223,4 +226,26 @@ func TestTwoBlocks(t *testing.T) {
 		}
 	}
 	assert.Equal(t, 3*7, found) // of each dtype and world size
+}
+
+// TestLongIsWhole: the kernel for long messages is the one for whole vectors, but for the blocks that a multiprocessor is to hold.
+func TestLongIsWhole(t *testing.T) {
+	label := regexp.MustCompile(`BB\d+_`)
+	for _, dtype := range []string{"f16", "bf16", "f32"} {
+		for _, hopper := range []bool{false, true} {
+			body := func(k ptx.Kernel, ok bool) (bounds, code string) {
+				require.True(t, ok)
+				image, err := ptx.Image(k.File)
+				require.NoError(t, err)
+				m := regexp.MustCompile(`(?s)\.visible \.entry ` + k.Name + `\([^)]*\)\s*([^{]*)\{(.*?)\n\}\n`).FindStringSubmatch(string(image))
+				require.NotNil(t, m, k.Name)
+				return m[1], label.ReplaceAllString(strings.ReplaceAll(m[2], k.Name, ""), "")
+			}
+			wholeBounds, whole := body(ptx.PushWhole(ptx.OneShotPush, dtype, ptx.Sum, 2, hopper))
+			longBounds, long := body(ptx.PushLong(ptx.OneShotPush, dtype, ptx.Sum, 2, hopper))
+			assert.Equal(t, whole, long)
+			assert.Contains(t, wholeBounds, ".maxntid 256, 1, 1\n.minnctapersm 4\n")
+			assert.Contains(t, longBounds, ".maxntid 256, 1, 1\n.minnctapersm 8\n")
+		}
+	}
 }

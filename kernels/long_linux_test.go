@@ -1,0 +1,91 @@
+package kernels
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/native"
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/simcuda"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// TestLongOnCUDA: an all-reduce in one shot between two takes the kernel for long messages from the length on for which it is meant, with the same results.
+func TestLongOnCUDA(t *testing.T) {
+	const n = 4096
+	most := oneShotWholeBytes
+	t.Cleanup(func() { oneShotWholeBytes = most })
+	oneShotWholeBytes = n*4 - 16
+	machine, err := simcuda.New(simcuda.Config{GPUs: 2, Seed: 1})
+	require.NoError(t, err)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := native.New(ctx, g, &native.Options{Driver: machine.Driver(), LocalRank: g.Rank(), Multicast: config.MulticastOff, KernelTimeout: 20 * time.Second})
+		if err != nil {
+			return err
+		}
+		m := memory.New(b, g, &memory.Options{KernelTimeout: 20 * time.Second})
+		s, err := m.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		for _, count := range []int64{n - 4, n} { // one vector less is not long
+			x, err := tensor.Zeros(ctx, m, tensor.Float32, count)
+			if err == nil {
+				err = x.Rendezvous(ctx)
+			}
+			if err != nil {
+				return err
+			}
+			a := allReduce{in: x, out: x, op: Sum, algorithm: OneShotPush, opts: &AllReduceOptions{}, inPlace: true}
+			spec := a.spec()
+			if spec.Failure != nil || strings.Contains(spec.CUDA.Function, "_push_long_") != (count == n) {
+				return fmt.Errorf("%d elements: %s, %w", count, spec.CUDA.Function, spec.Failure)
+			}
+			p, err := NewAllReduce(ctx, x, Sum, &AllReduceOptions{Algorithm: OneShotPush})
+			if err != nil {
+				return err
+			}
+			values := make([]float32, count)
+			for i := range values {
+				values[i] = float32(i + g.Rank())
+			}
+			bits := make([]byte, 4*count)
+			if _, err := binary.Encode(bits, binary.LittleEndian, values); err != nil {
+				return err
+			}
+			if err := m.Device().CopyFromHost(x.Ptr(), bits); err != nil {
+				return err
+			}
+			for run := range 3 {
+				if err := errors.Join(x.Barrier(s, 0), p.Run(s), s.Synchronize(ctx)); err != nil {
+					return err
+				}
+				if err := m.Device().CopyToHost(bits, x.Ptr()); err != nil {
+					return err
+				}
+				if _, err := binary.Decode(bits, binary.LittleEndian, values); err != nil {
+					return err
+				}
+				for i, v := range values {
+					if want := float32(2*i+1) * float32(int(1)<<run); v != want {
+						return fmt.Errorf("%d elements, run %d: element %d is %v, not %v", count, run, i, v, want)
+					}
+				}
+			}
+			if err := errors.Join(p.Close(ctx), x.Close(ctx)); err != nil {
+				return err
+			}
+		}
+		return m.Close(ctx)
+	}))
+}
