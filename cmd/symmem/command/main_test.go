@@ -3,6 +3,7 @@ package command
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	_ "github.com/symmem/symmem/backend/all" // as the command has them
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/group"
 	_ "github.com/symmem/symmem/group/durable/etcd" // likewise
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/options"
@@ -50,7 +52,11 @@ func TestMain(m *testing.M) {
 	}
 	kernels.RegisterAllReduce(ownForm)
 	if os.Getenv(roleVar) != "" {
-		if err := idleRank(); err != nil {
+		role := idleRank
+		if os.Getenv(roleVar) == "outlive" {
+			role = outliveRank
+		}
+		if err := role(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -182,6 +188,51 @@ func idleRank() error {
 		return r.Close(ctx)
 	}
 	select {} //nolint:staticcheck // until a signal ends it
+}
+
+// outliveRank is a rank of a job whose rank 0 is killed in a collective call, and which then goes on among those that are left.
+func outliveRank() error {
+	ctx := context.Background()
+	cfg, err := config.Load(nil)
+	if err != nil {
+		return err
+	}
+	r, err := symmem.Open(ctx, cfg, nil)
+	if err != nil {
+		return err
+	}
+	if err := r.Barrier(ctx); err != nil {
+		return err
+	}
+	if r.Rank() == 0 {
+		self, err := os.FindProcess(os.Getpid())
+		if err != nil {
+			return err
+		}
+		return self.Kill()
+	}
+	err = r.Barrier(ctx)
+	var lost *group.PeerLostError
+	if !errors.As(err, &lost) || lost.Rank != 0 {
+		return fmt.Errorf("a barrier without rank 0: %w", err)
+	}
+	var rest []int
+	for rank := 1; rank < r.WorldSize(); rank++ {
+		rest = append(rest, rank)
+	}
+	sub, err := r.Sub(ctx, rest)
+	if err != nil {
+		return err
+	}
+	if err := sub.Barrier(ctx); err != nil {
+		return err
+	}
+	fmt.Println("went on with", sub.WorldSize())
+	if err := sub.Close(ctx); err != nil {
+		return err
+	}
+	_ = r.Close(ctx) // a rank of it is lost
+	return nil
 }
 
 // environ returns this process's environment for the command, and more: without settings, and on every machine one without native

@@ -14,6 +14,7 @@ import (
 func (a app) runCommand() *cobra.Command {
 	var ranks int
 	var grace time.Duration
+	var keepGoing bool
 	keeper := -1
 	cmd := &cobra.Command{
 		Use:   "run -n N [flags] [--] PROGRAM [ARGS...]",
@@ -23,7 +24,7 @@ the others that symmetric memory reads, and through RANK, WORLD_SIZE, LOCAL_RANK
 flags reach the ranks as variables too.
 
 Each line that a rank writes comes out with its number in front: "[3] ...". The standard input goes to rank 0. Interrupts
-and other signals are passed on to all ranks. When a rank fails, the others are ended, and all are when
+and other signals are passed on to all ranks. When a rank fails, the others are ended, unless --keep-going is given, and all are when
 nobody reads their output any more. What a rank has started and not ended
 goes with it, on Linux also what has made a session of its own, at the latest when run ends, and however run ends. The exit status is that of the first rank that failed, 128 and the signal's number if a signal ended it.`,
 		Example: "  symmem run -n 4 -- ./train --epochs 3",
@@ -69,7 +70,7 @@ goes with it, on Linux also what has made a session of its own, at the latest wh
 		job := &launch.Job{
 			Ranks: ranks, Program: args[0], Args: func(int, int) []string { return args[1:] },
 			Environ: a.Environ, Extra: forRanks.Vars, Name: forRanks.Job, Token: forRanks.Token, Timeout: forRanks.Timeout, LivenessTimeout: forRanks.LivenessTimeout,
-			Children: children, Stdin: a.In, Stdout: a.Out, Stderr: a.Err, Grace: grace, Say: a.Say,
+			KeepGoing: keepGoing, Children: children, Stdin: a.In, Stdout: a.Out, Stderr: a.Err, Grace: grace, Say: a.Say,
 		}
 		signals, stop := launch.CatchSignals()
 		defer stop()
@@ -86,6 +87,7 @@ goes with it, on Linux also what has made a session of its own, at the latest wh
 	flags.SetInterspersed(false) // what follows the program is the program's
 	flags.IntVarP(&ranks, "ranks", "n", 0, fmt.Sprintf("number of ranks, 1 to %d", launch.MaxRanks))
 	flags.DurationVar(&grace, "grace", launch.DefaultGrace, "how long ranks may take to end before they are killed")
+	flags.BoolVar(&keepGoing, "keep-going", false, "let the other ranks go on when one fails, for programs that live with a loss; the exit status stays that of the first that failed")
 	flags.IntVar(&keeper, launch.KeeperFlag, keeper, "descriptor of the pipe that ends with the process that has started the launcher")
 	_ = flags.MarkHidden(launch.KeeperFlag) // it is there
 	settings.AddForRanks(flags)

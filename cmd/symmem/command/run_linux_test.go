@@ -150,6 +150,30 @@ func TestRunOfRanksThatMeet(t *testing.T) {
 	assert.Equal(t, 3, strings.Count(r.out, "] ready 127.0.0.1:"))
 }
 
+// TestRunKeepGoing: ranks go on without those that fail, if that is asked for, and run says who failed and with what.
+func TestRunKeepGoing(t *testing.T) {
+	r := call(t, "", environ(), "run", "-n", "4", "--keep-going", "sh", "-c", `
+		if [ $RANK = 1 ]; then kill -9 $$; fi
+		sleep 0.3
+		if [ $RANK = 2 ]; then exit 5; fi
+		sleep 0.3; echo went on`)
+	assert.Equal(t, 137, r.status, "the first that failed counts: %s", r.err)
+	assert.Equal(t, 2, strings.Count(r.out, "] went on"), r.out)
+	assert.Regexp(t, `rank 1 \(process \d+\) was ended by signal 9 \(killed\); 3 of the ranks go on`, r.err)
+	assert.Regexp(t, `rank 2 \(process \d+\) exited with status 5; 2 of the ranks go on`, r.err)
+
+	// Rank 0 is one of them: run serves the rendezvous.
+	path, err := os.Executable()
+	require.NoError(t, err)
+	r = call(t, "", environ(roleVar+"="), "run", "-n", "3", "--keep-going", "--backend", "host", "env", roleVar+"=outlive", path)
+	assert.Equal(t, 137, r.status, r.err)
+	assert.Equal(t, 2, strings.Count(r.out, "] went on with 2"), "%s%s", r.out, r.err)
+
+	r = call(t, "", environ(), "run", "-n", "2", "--keep-going", "sh", "-c", "exit 3")
+	assert.Equal(t, 3, r.status)
+	assert.Equal(t, 2, strings.Count(r.err, "exited with status 3"), r.err)
+}
+
 // TestRunWithAFileOfAnotherPlace: what the configuration file says of a place is of another job.
 func TestRunWithAFileOfAnotherPlace(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "settings.yaml")

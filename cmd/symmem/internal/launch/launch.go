@@ -42,6 +42,8 @@ type Job struct {
 	// Report, if not nil, reads from the report pipe of a rank until its end. It is called on one goroutine for each rank.
 	Report func(rank int, r io.Reader)
 
+	KeepGoing bool // the others are not ended when a rank fails
+
 	Children *Family // tracks the ranks; may be nil
 
 	Stdin          io.Reader                        // of rank 0; may be nil
@@ -102,7 +104,7 @@ type Outcome struct {
 	Signal os.Signal // the first signal that asked the launcher to end, or nil
 }
 
-// Run starts all ranks and blocks until all have ended and their output is written. When a rank fails, or ctx is done, the others
+// Run starts all ranks and blocks until all have ended and their output is written. When a rank fails and the job is not to keep going, or ctx is done, the others
 // are asked to end, and are killed after the grace. Signals are passed on to all ranks. The first one that asks to end starts the
 // grace, and the second one cuts it short. Once the ranks are killed, Run does not wait for a reader that takes nothing of what they
 // have written. If nobody reads their output any more, which for others is the end of a program, they are asked to end as well. An error means that not all ranks could be started, and that none is left; it is an
@@ -160,7 +162,7 @@ type supervisor struct {
 // speak says what tell is given, on a goroutine of its own, so that a reader who takes nothing keeps no rank from being ended. quiet
 // returns when all is said.
 func (s *supervisor) speak() (quiet func()) {
-	s.lines = make(chan string, 8) // more than are said of one job
+	s.lines = make(chan string, 8+len(s.ranks)) // more than are said of one job
 	said := make(chan struct{})
 	go func() {
 		defer close(said)
@@ -191,11 +193,17 @@ func (s *supervisor) wait(ctx context.Context) *Outcome {
 		case e := <-s.ends:
 			delete(running, e.Rank)
 			result.Ranks[e.Rank] = e
-			if !e.Failed() || result.First != nil {
+			if !e.Failed() || result.First != nil && !s.job.KeepGoing {
 				continue
 			}
-			result.First = &result.Ranks[e.Rank]
+			if result.First == nil {
+				result.First = &result.Ranks[e.Rank]
+			}
 			switch {
+			case s.job.KeepGoing && s.kill == nil && len(running) > 0:
+				s.tell("%v; %d of the ranks go on", &result.Ranks[e.Rank], len(running))
+			case s.job.KeepGoing && s.kill == nil:
+				s.tell("%v", &result.Ranks[e.Rank])
 			case s.kill != nil: // it was asked to
 			case len(running) > 0:
 				s.tell("%v; ending the other ranks", result.First)
