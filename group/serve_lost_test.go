@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -32,8 +33,13 @@ func TestServedServiceIsLost(t *testing.T) {
 	}))
 	stop()
 	require.ErrorAs(t, <-ended, new(*MissingRanksError))
+	within := time.After(5 * time.Second) // a connection that breaks is noticed at once, and not when nothing was heard for as long as ranks may be silent
 	for _, g := range append(groups, subs...) {
-		<-g.Lost()
+		select {
+		case <-g.Lost():
+		case <-within:
+			require.Fail(t, "the loss of the service was not noticed")
+		}
 		var lost *PeerLostError
 		require.ErrorAs(t, g.Barrier(ctx, "b"), &lost)
 		require.Equal(t, PeerLostError{Group: worldName, Rank: -1, Reason: lost.Reason}, *lost)

@@ -921,6 +921,17 @@ func collectiveErrors(ctx context.Context, e *Env, what string) error {
 		if err := namesAll(e, refused(in, out, kernels.Sum, root, &kernels.Options{MaxBlocks: bound}), "at most 1 blocks", "at most 2 blocks"); err != nil {
 			return err
 		}
+		if what == broadcast || what == reduce {
+			if err := namesAll(e, refused(in, out, kernels.Sum, last, nil), " rank 0 of ", " rank 1 of "); err != nil {
+				return fmt.Errorf("roots that differ: %w", err)
+			}
+		}
+		if what == reduce || what == reduceScatter {
+			op := []kernels.Op{kernels.Sum, kernels.Max}[last]
+			if err := namesAll(e, refused(in, out, op, 0, nil), fmt.Sprintf(" %s ", kernels.Sum), fmt.Sprintf(" %s ", kernels.Max)); err != nil {
+				return fmt.Errorf("operations that differ: %w", err)
+			}
+		}
 		mine := []tensor.SymmetricTensor{in, nil}[last]
 		if what == broadcast {
 			mine, root = in, last*w

@@ -156,6 +156,17 @@ func (d *dispatch) want(run int) (whole, received []byte) {
 	return whole, numbers(told)
 }
 
+// rowsOf is what this rank receives in a run of the inputs of another one.
+func (d *dispatch) rowsOf(run, inputs int) (rows []byte) {
+	row := d.width * d.dtype.Bytes()
+	for r := range d.e.R.WorldSize() {
+		counts, places := d.sends(run, r)
+		rank := d.e.R.Rank()
+		rows = append(rows, d.inputOf(inputs, r)[places[rank]*row:][:counts[rank]*row]...)
+	}
+	return rows
+}
+
 // check compares all that there is after a run, or that nothing has changed after one that was refused.
 func (d *dispatch) check(run int, refused bool) error {
 	want, told := d.want(run)
@@ -271,6 +282,10 @@ func replayDispatch(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 	if err != nil {
 		return err
 	}
+	outs, freeOuts, err := private(e, runs*d.out.Bytes())
+	if err != nil {
+		return err
+	}
 	for run := range runs {
 		rows, _ := d.sends(run, e.R.Rank())
 		if err := e.R.Device().CopyFromHost(counts.Add(int64(run)*d.counts.Bytes()), numbers(rows)); err != nil {
@@ -290,8 +305,12 @@ func replayDispatch(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 		if (run+e.R.Rank())%3 == 0 {
 			err = e.S.HostFunc(late)
 		}
-		err = errors.Join(err, e.S.Copy(d.counts.Ptr(), counts.Add(int64(run)*d.counts.Bytes()), d.counts.Bytes()), g.Launch(e.S),
-			e.S.Copy(received.Add(int64(run)*d.received.Bytes()), d.received.Ptr(), d.received.Bytes()))
+		err = errors.Join(err, e.S.Copy(d.counts.Ptr(), counts.Add(int64(run)*d.counts.Bytes()), d.counts.Bytes()), g.Launch(e.S))
+		if (run+e.R.Rank())%3 == 1 {
+			err = errors.Join(err, e.S.HostFunc(late)) // peers come to the next run before this one's output is looked at
+		}
+		err = errors.Join(err,
+			e.S.Copy(received.Add(int64(run)*d.received.Bytes()), d.received.Ptr(), d.received.Bytes()), e.S.Copy(outs.Add(int64(run)*d.out.Bytes()), d.out.Ptr(), d.out.Bytes()))
 		if err != nil {
 			return err
 		}
@@ -302,15 +321,20 @@ func replayDispatch(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 	var wrong error
 	for run := range runs {
 		_, want := d.want(run)
-		got := make([]byte, len(want))
-		if err := e.R.Device().CopyToHost(got, received.Add(int64(run)*d.received.Bytes())); err != nil {
+		got, out := make([]byte, len(want)), make([]byte, d.out.Bytes())
+		err := errors.Join(e.R.Device().CopyToHost(got, received.Add(int64(run)*d.received.Bytes())), e.R.Device().CopyToHost(out, outs.Add(int64(run)*d.out.Bytes())))
+		if err != nil {
 			return err
 		}
 		if err := sameBytes(tensor.Int64, got, want); err != nil {
 			wrong = errors.Join(wrong, fmt.Errorf("run %d: %w", run, err))
 		}
+		rows := d.rowsOf(run, 0) // behind them is what earlier runs have left
+		if err := sameBytes(d.dtype, out[:len(rows)], rows); err != nil {
+			wrong = errors.Join(wrong, fmt.Errorf("run %d, output: %w", run, err))
+		}
 	}
-	return errors.Join(wrong, g.Close(), freeReceived(), freeCounts(), p.Close(ctx), d.Close(ctx))
+	return errors.Join(wrong, g.Close(), freeOuts(), freeReceived(), freeCounts(), p.Close(ctx), d.Close(ctx))
 }
 
 // refusedDispatch: counts that are none, and rows that do not fit, are the same error on every rank; nothing is written, and another plan works.
