@@ -554,6 +554,10 @@ func coverWhole(tb testing.TB, config Config, dtype string, ranks int) {
 						k.vectors = k.vectors*(ranks-1) - 1 // the last share is shorter
 					}
 					require.NoError(tb, k.run(tb, config, nil), "%s", k)
+					if what == toRootInChunks { // and so is a chunk of it, and that of no other
+						k.vectors = 2*k.chunk()*(ranks-1) - 1
+						require.NoError(tb, k.run(tb, config, nil), "%s", k)
+					}
 				}
 				j.blocks, j.vectors = 2, 12
 			}
@@ -563,6 +567,15 @@ func coverWhole(tb testing.TB, config Config, dtype string, ranks int) {
 					slow.Schedule = Slow(400, func(t Thread) bool { return t.Device == rank && t.Block[0] == 1 })
 				}
 				require.NoError(tb, j.run(tb, slow, nil), "%s", j)
+				if j.chunks() { // the block that sends: so the others wait for lines, longer than they look at them without asking
+					k := j
+					k.epochs = 1
+					if k.vectors = k.chunk() + 4; what == toRootInChunks {
+						k.vectors *= ranks - 1
+					}
+					slow.Schedule = Slow(100, func(t Thread) bool { return t.Device == rank && t.Block[0] == 0 })
+					require.NoError(tb, k.run(tb, slow, nil), "%s", k)
+				}
 				lost := j
 				lost.missing = rank + 1
 				require.NoError(tb, lost.run(tb, config, nil), "%s", lost)
