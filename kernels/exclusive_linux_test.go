@@ -23,15 +23,9 @@ import (
 // TestExclusive: each constructor passes the option on: beside a plan of another stream for which there is room with a plan like it, there is none with an exclusive one; and ranks agree.
 func TestExclusive(t *testing.T) {
 	const n = 1 << 17
-	machine, err := simcuda.New(simcuda.Config{GPUs: 2, Seed: 1})
-	require.NoError(t, err)
-	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		b, err := native.New(ctx, g, &native.Options{Driver: machine.Driver(), LocalRank: g.Rank(), Multicast: config.MulticastOff, KernelTimeout: 20 * time.Second})
-		if err != nil {
-			return err
-		}
-		m := memory.New(b, g, &memory.Options{KernelTimeout: 20 * time.Second})
+	onTwoGPUs(t, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 		var ts [3]*tensor.Tensor
+		var err error
 		for i := range ts {
 			if ts[i], err = tensor.Zeros(ctx, m, tensor.Float32, n); err == nil {
 				err = ts[i].Rendezvous(ctx)
@@ -105,5 +99,19 @@ func TestExclusive(t *testing.T) {
 			}
 		}
 		return errors.Join(beside.Close(ctx), m.Close(ctx))
+	})
+}
+
+// onTwoGPUs runs f on two ranks with a simulated GPU each, which run the kernels' PTX.
+func onTwoGPUs(t *testing.T, f func(ctx context.Context, g *group.Group, m *memory.Memory) error) {
+	t.Helper()
+	machine, err := simcuda.New(simcuda.Config{GPUs: 2, Seed: 1})
+	require.NoError(t, err)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := native.New(ctx, g, &native.Options{Driver: machine.Driver(), LocalRank: g.Rank(), Multicast: config.MulticastOff, KernelTimeout: 20 * time.Second})
+		if err != nil {
+			return err
+		}
+		return f(ctx, g, memory.New(b, g, &memory.Options{KernelTimeout: 20 * time.Second}))
 	}))
 }

@@ -7,15 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/stretchr/testify/require"
-
-	"github.com/symmem/symmem/backend/backendtest"
-	"github.com/symmem/symmem/backend/native"
-	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/group"
-	"github.com/symmem/symmem/internal/simcuda"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
@@ -26,14 +19,7 @@ func TestLongOnCUDA(t *testing.T) {
 	most := oneShotWholeBytes
 	t.Cleanup(func() { oneShotWholeBytes = most })
 	oneShotWholeBytes = n*4 - 16
-	machine, err := simcuda.New(simcuda.Config{GPUs: 2, Seed: 1})
-	require.NoError(t, err)
-	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		b, err := native.New(ctx, g, &native.Options{Driver: machine.Driver(), LocalRank: g.Rank(), Multicast: config.MulticastOff, KernelTimeout: 20 * time.Second})
-		if err != nil {
-			return err
-		}
-		m := memory.New(b, g, &memory.Options{KernelTimeout: 20 * time.Second})
+	onTwoGPUs(t, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 		s, err := m.Device().NewStream()
 		if err != nil {
 			return err
@@ -87,5 +73,5 @@ func TestLongOnCUDA(t *testing.T) {
 			}
 		}
 		return m.Close(ctx)
-	}))
+	})
 }

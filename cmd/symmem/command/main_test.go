@@ -162,14 +162,19 @@ func (exits) Preflight(context.Context, *backend.Env) error {
 	return nil
 }
 
+// openRank opens the rank that the environment says.
+func openRank(ctx context.Context) (*symmem.Rank, error) {
+	cfg, err := config.Load(nil)
+	if err != nil {
+		return nil, err
+	}
+	return symmem.Open(ctx, cfg, nil)
+}
+
 // idleRank is a rank of a job that holds symmetric memory and waits to be ended.
 func idleRank() error {
 	ctx := context.Background()
-	cfg, err := config.Load(nil)
-	if err != nil {
-		return err
-	}
-	r, err := symmem.Open(ctx, cfg, nil)
+	r, err := openRank(ctx)
 	if err != nil {
 		return err
 	}
@@ -193,11 +198,7 @@ func idleRank() error {
 // outliveRank is a rank of a job whose rank 0 is killed in a collective call, and which then goes on among those that are left.
 func outliveRank() error {
 	ctx := context.Background()
-	cfg, err := config.Load(nil)
-	if err != nil {
-		return err
-	}
-	r, err := symmem.Open(ctx, cfg, nil)
+	r, err := openRank(ctx)
 	if err != nil {
 		return err
 	}
