@@ -27,7 +27,7 @@ type Options struct {
 	// MaxBlocks is the most blocks that a kernel of the plan may take on a CUDA device, as in AllReduceOptions. Ignored by forms that launch none of this module.
 	MaxBlocks int
 	// Exclusive lets the plan's kernels take all of a CUDA device but a small part, where without it they take at most half of that, so that two plans on
-	// different streams never wait for each other for ever. More threads are faster in the middle: an all-reduce of 2 to 32 MiB between 2 H200 takes 2 to 4 % less (docs/hardware.md).
+	// different streams never wait for each other for ever. More threads are a little faster in the middle: an all-reduce of 4 or 8 MiB between 2 H200 takes 1 % less (docs/hardware.md).
 	// It is for programs that run their plans on one stream, or one after the other: from its first Run until it is closed, unless it moves to their stream, a Run of another
 	// plan on another stream is a [*collective.RoomError], as is its own after such a one; the plans that a Rank keeps for its methods are on the rank's own stream.
 	// Ignored by forms that launch none of this module, and on the host device.

@@ -196,20 +196,19 @@ func (s *supervisor) wait(ctx context.Context) *Outcome {
 			if !e.Failed() || result.First != nil && !s.job.KeepGoing {
 				continue
 			}
+			failed := &result.Ranks[e.Rank]
 			if result.First == nil {
-				result.First = &result.Ranks[e.Rank]
+				result.First = failed
 			}
 			switch {
-			case s.job.KeepGoing && s.kill == nil && len(running) > 0:
-				s.tell("%v; %d of the ranks go on", &result.Ranks[e.Rank], len(running))
-			case s.job.KeepGoing && s.kill == nil:
-				s.tell("%v", &result.Ranks[e.Rank])
 			case s.kill != nil: // it was asked to
-			case len(running) > 0:
-				s.tell("%v; ending the other ranks", result.First)
-				s.end(terminate)
+			case len(running) == 0:
+				s.tell("%v", failed)
+			case s.job.KeepGoing:
+				s.tell("%v; %d of the ranks go on", failed, len(running))
 			default:
-				s.tell("%v", result.First)
+				s.tell("%v; ending the other ranks", failed)
+				s.end(terminate)
 			}
 		case sig := <-s.signals:
 			switch {
