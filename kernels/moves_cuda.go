@@ -24,7 +24,11 @@ func (v *movement) onCUDA(s *collective.Spec) {
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
 		Fit: func(multiprocessors int) (blocks, threads int) {
-			g := pullGeometry(message, v.in.WorldSize(), multiprocessors).atMost(v.maxBlocks)
+			g := pullGeometry(message, v.in.WorldSize(), multiprocessors)
+			if v.passesOn {
+				g.blocks = max(g.blocks, passingBlocks(v.longest(), v.in.WorldSize(), multiprocessors))
+			}
+			g = g.atMost(v.maxBlocks)
 			return g.blocks, g.threads
 		},
 		Params: func(at *collective.Addresses) []any { return []any{at.Comm(), v.pieces(at)} },
@@ -75,19 +79,30 @@ func (v *movement) pieces(at *collective.Addresses) ptx.Pieces {
 	return p
 }
 
+// passedRow is the bytes of a vector for each thread.
+const passedRow = 16 * pullThreads
+
+// passingBlocks is how many blocks pass pieces of so many bytes at most on in one round, up to one a multiprocessor, between more than three ranks, whose chunks are short then: a second round
+// would wait for what the first one has stored (docs/hardware.md).
+func passingBlocks(longest int64, size, multiprocessors int) int {
+	if size <= 3 {
+		return 0
+	}
+	return int(min((longest+passedRow-1)/passedRow, int64(multiprocessors)))
+}
+
 // passedChunk is how much of each piece of so many bytes at most a block passes on at a time, as it was the fastest (docs/hardware.md): little enough for the first and the last to take little of the
 // whole, and not too little for what a flag costs. Between more than four ranks it is as between four.
 func passedChunk(longest int64, blocks, size int) int64 {
-	const row = 16 * pullThreads // bytes: a vector for each thread
 	switch each := longest / int64(blocks); {
 	case size <= 3 && each < 12<<10:
-		return 4 * row // in one round
+		return 4 * passedRow // in one round
 	case size > 3 && each < 32<<10:
-		return row
+		return passedRow
 	case each < 200<<10:
-		return 2 * row
+		return 2 * passedRow
 	}
-	return 4 * row
+	return 4 * passedRow
 }
 
 // chunksOf is how many chunks a piece of bytes has.

@@ -26,3 +26,23 @@ func TestPassedChunk(t *testing.T) {
 		}
 	}
 }
+
+// TestPassingBlocks: between more than three ranks a piece is passed on in one round while blocks last, of chunks of a vector a thread.
+func TestPassingBlocks(t *testing.T) {
+	const most = 132
+	for _, size := range []int{4, 5, 8, 9} {
+		for longest := int64(16); longest < 64<<20; longest += 4080 {
+			blocks := passingBlocks(longest, size, most)
+			at := fmt.Sprintf("%d bytes between %d ranks", longest, size)
+			assert.LessOrEqual(t, blocks, most, at)
+			if longest > most*passedRow {
+				assert.Equal(t, most, blocks, at)
+				continue
+			}
+			chunk := passedChunk(longest, blocks, size)
+			assert.Equal(t, int64(passedRow), chunk, at)
+			assert.Equal(t, int64(blocks), (longest+chunk-1)/chunk, at)
+		}
+	}
+	assert.Zero(t, passingBlocks(1<<20, 3, most))
+}

@@ -228,6 +228,23 @@ func TestTwoBlocks(t *testing.T) {
 	assert.Equal(t, 3*7, found) // of each dtype and world size
 }
 
+// TestFiveBlocks: what two-shot pushes do between two and three ranks fits 48 registers, of which a plan, which has half of a device, gets more threads.
+func TestFiveBlocks(t *testing.T) {
+	for world, blocks := range map[int]string{2: "5", 3: "5", 4: "4"} {
+		for _, dtype := range []string{"f16", "bf16", "f32"} {
+			for _, hopper := range []bool{false, true} {
+				k, ok := ptx.PushWhole(ptx.TwoShotPush, dtype, ptx.Sum, world, hopper)
+				require.True(t, ok)
+				image, err := ptx.Image(k.File)
+				require.NoError(t, err)
+				m := regexp.MustCompile(`(?s)\.visible \.entry ` + k.Name + `\([^)]*\)\s*([^{]*)\{`).FindSubmatch(image)
+				require.NotNil(t, m, k.Name)
+				assert.Contains(t, string(m[1]), ".maxntid 256, 1, 1\n.minnctapersm "+blocks+"\n", k.Name)
+			}
+		}
+	}
+}
+
 // TestLongIsWhole: the kernel for long messages is the one for whole vectors, but for the blocks that a multiprocessor is to hold.
 func TestLongIsWhole(t *testing.T) {
 	label := regexp.MustCompile(`BB\d+_`)
