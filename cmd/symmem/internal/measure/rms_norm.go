@@ -67,10 +67,43 @@ func (n *normBench) values(elements int64, f func(i int64) float32) []byte {
 	return b
 }
 
+// canNorm reports whether there is an RMSNorm of a dtype.
+func canNorm(dtype tensor.DType) bool {
+	return slices.Contains([]tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32}, dtype)
+}
+
+// newNorm makes what an all-reduce with RMSNorm of as many rows as bytes are, at least one, works on. Close it.
+func (b *bencher) newNorm(ctx context.Context, bytes int64) (n *normBench, err error) {
+	n = &normBench{bencher: b}
+	rows := max(bytes/(normHidden*b.dtype.Bytes()), 1)
+	if n.in, err = b.r.Zeros(ctx, b.dtype, rows, normHidden); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.Close(ctx))
+		}
+	}()
+	if err := n.in.Rendezvous(ctx); err != nil {
+		return nil, err
+	}
+	n.n.Epsilon = 1e-6
+	for _, l := range []struct {
+		to  *kernels.Local
+		one bool
+		all int64
+	}{{&n.n.Weight, true, 1}, {&n.n.Residual, false, rows}, {&n.n.ResidualOut, false, rows}, {&n.n.Out, false, rows}} {
+		if err == nil {
+			*l.to, err = n.take(l.all*normHidden, l.one)
+		}
+	}
+	return n, b.r.Group().Vote(ctx, "memory for an RMSNorm", err)
+}
+
 // allReduceRMSNorm measures an all-reduce with residual and RMSNorm of as many rows as bytes are, at least one, and beside it an all-reduce and a norm of
 // its own.
 func (b *bencher) allReduceRMSNorm(ctx context.Context, bytes int64) (err error) {
-	if !slices.Contains([]tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32}, b.dtype) {
+	if !canNorm(b.dtype) {
 		return fmt.Errorf("there is no RMSNorm of %s; take --dtype f16, bf16 or f32", b.dtype)
 	}
 	name := b.spec.Algorithms[0]
@@ -81,25 +114,11 @@ func (b *bencher) allReduceRMSNorm(ctx context.Context, bytes int64) (err error)
 	if err != nil {
 		return err
 	}
-	n := &normBench{bencher: b}
-	rows := max(bytes/(normHidden*b.dtype.Bytes()), 1)
-	if n.in, err = b.r.Zeros(ctx, b.dtype, rows, normHidden); err != nil {
+	n, err := b.newNorm(ctx, bytes)
+	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close(ctx)) }()
-	if err := n.in.Rendezvous(ctx); err != nil {
-		return err
-	}
-	n.n.Epsilon = 1e-6
-	for _, l := range []struct {
-		to  *kernels.Local
-		one bool
-		all int64
-	}{{&n.n.Weight, true, 1}, {&n.n.Residual, false, rows}, {&n.n.ResidualOut, false, rows}, {&n.n.Out, false, rows}} {
-		if *l.to, err = n.take(l.all*normHidden, l.one); err != nil {
-			return err
-		}
-	}
 	fused, err := kernels.NewAllReduceRMSNorm(ctx, n.in, n.n, &kernels.Options{Algorithm: alg, Exclusive: b.spec.Exclusive})
 	if err != nil {
 		return err

@@ -19,12 +19,12 @@ import (
 )
 
 // TuneKinds are the collectives that are tuned.
-var TuneKinds = []string{AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, AllToAll}
+var TuneKinds = []string{AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, AllToAll, AllReduceMany, AllReduceRMSNorm}
 
 // TuneSpec is what the ranks of tune measure. It is the same on all of them.
 type TuneSpec struct {
 	Kinds       []string      `json:"kinds"`  // of TuneKinds
-	Sizes       []int64       `json:"sizes"`  // in bytes, ascending
+	Sizes       []int64       `json:"sizes"`  // in bytes, ascending; of AllReduceMany all tensors', and AllReduceRMSNorm is measured with whole rows
 	DTypes      []string      `json:"dtypes"` // of reductions; what only moves elements is measured with the first
 	Repetitions int           `json:"repetitions"`
 	Time        time.Duration `json:"time_ns"` // after which no further size is begun
@@ -64,7 +64,7 @@ type Point struct {
 	Multicast  bool    `json:"multicast,omitempty"`
 	Bytes      int64   `json:"bytes"`
 	Default    Timed   `json:"default"` // what the tables in use take
-	Best       Timed   `json:"best"`    // the default, unless another one is faster by more than noise
+	Best       Timed   `json:"best"`    // the default, unless another one is faster by more than noise; of long messages with the fewest blocks that are hardly slower
 	All        []Timed `json:"all"`
 }
 
@@ -103,6 +103,10 @@ const (
 	latencies      = 2    // times the smallest message: the bytes of one that takes longer matter
 	contender      = 1.05 // times the best: numbers of blocks are tried of such forms
 	leastGain      = 0.02 // of the time: less is noise, however narrow the spread
+	tuneTensors    = 16   // of a list, which is cut from one tensor
+
+	roomBytes = 64 << 20 // from so long a message on, other work runs beside it for long enough to matter: the fewest blocks are taken that are hardly slower,
+	roomCost  = 1.03     // times the fastest
 )
 
 // The numbers of blocks and the lengths of laps that are tried.
@@ -148,7 +152,7 @@ func (t *tuner) run(ctx context.Context) (err error) {
 			t.take(dtype)
 			for _, multicast := range t.casts(kind, dtype) {
 				forms := &trend{tired: map[string]bool{}}
-				for _, bytes := range t.Sizes {
+				for _, bytes := range t.sizesOf(kind) {
 					late, err := t.late(ctx)
 					if err != nil || late {
 						return err
@@ -183,7 +187,22 @@ func (t *tuner) dtypesOf(kind string) []string {
 	if moves(kind) {
 		return t.DTypes[:1]
 	}
+	if kind == AllReduceRMSNorm {
+		return slices.DeleteFunc(slices.Clone(t.DTypes), func(name string) bool {
+			dtype, _ := tensor.ParseDType(name) // the parent has checked it
+			return !canNorm(dtype)
+		})
+	}
 	return t.DTypes
+}
+
+// sizesOf are the sizes at which a collective is measured with the dtype that was taken.
+func (t *tuner) sizesOf(kind string) []int64 {
+	if kind != AllReduceRMSNorm {
+		return t.Sizes
+	}
+	row := normHidden * t.dtype.Bytes()
+	return slices.DeleteFunc(slices.Clone(t.Sizes), func(bytes int64) bool { return bytes%row != 0 })
 }
 
 // moves reports whether a collective only moves elements.
@@ -203,12 +222,22 @@ func (t *tuner) take(dtype string) {
 	t.dtype, _ = tensor.ParseDType(dtype) // the parent has checked it
 }
 
+// listOrNorm are the constructors of all-reduces of more than one tensor, in package kernels.
+var listOrNorm = map[string]string{AllReduceMany: "NewAllReduceMany", AllReduceRMSNorm: "NewAllReduceRMSNorm"}
+
 // forms lists the forms of a collective that may be in a rule.
 func (t *tuner) forms(kind, dtype string, multicast bool) []string {
 	t.take(dtype)
 	t.spec.Algorithms = []string{AllAlgorithms}
 	have := t.algorithms()
-	if kind != AllReduce {
+	switch kind {
+	case AllReduce:
+	case AllReduceMany, AllReduceRMSNorm:
+		have = nil
+		for _, a := range kernels.CollectiveAlgorithms(listOrNorm[kind], t.r.Device().Kind()) {
+			have = append(have, a.String())
+		}
+	default:
 		have = nil
 		for _, a := range t.collectiveForms(kind) {
 			have = append(have, a.String())
@@ -257,7 +286,8 @@ func (t *tuner) tellMachine(ctx context.Context) error {
 	}
 	for _, kind := range t.Kinds {
 		for _, dtype := range t.dtypesOf(kind) {
-			m.Points += len(t.casts(kind, dtype)) * len(t.Sizes)
+			t.take(dtype)
+			m.Points += len(t.casts(kind, dtype)) * len(t.sizesOf(kind))
 		}
 	}
 	return t.rep.Tuned(Tuned{Machine: m})
@@ -374,10 +404,52 @@ func (t *tuner) point(ctx context.Context, kind, dtype string, multicast bool, b
 			p.Default, p.Best = again, rival
 		}
 	}
+	if bytes >= roomBytes {
+		if err := t.leaveRoom(ctx, kind, bytes, &p); err != nil {
+			return err
+		}
+	}
 	if t.r.Rank() != 0 {
 		return nil
 	}
 	return t.rep.Tuned(Tuned{Point: &p})
+}
+
+// leaveRoom makes the best of a point that one with the fewest blocks of its form and lap which is hardly slower, also when both are measured again, one beside the other.
+func (t *tuner) leaveRoom(ctx context.Context, kind string, bytes int64, p *Point) error {
+	fewer := roomier(p.All, p.Best.Candidate)
+	for _, c := range fewer {
+		all, one, err := t.timeCandidate(ctx, kind, p.Best.Candidate, bytes)
+		if err != nil {
+			return err
+		}
+		few, two, err := t.timeCandidate(ctx, kind, c, bytes)
+		if err != nil {
+			return err
+		}
+		if one && two && few.Median <= roomCost*all.Median {
+			p.Best = few
+			return nil
+		}
+	}
+	return nil
+}
+
+// roomier are the candidates that leave more room than one, and are hardly slower than the fastest of its form and lap, those with the fewest blocks first.
+func roomier(all []Timed, than Candidate) []Candidate {
+	alike := slices.DeleteFunc(slices.Clone(all), func(c Timed) bool { return c.Form != than.Form || c.Lap != than.Lap })
+	if len(alike) == 0 {
+		return nil
+	}
+	most := roomCost * best(alike).Median
+	var fewer []Candidate
+	for _, c := range alike {
+		if c.Blocks > 0 && (than.Blocks == 0 || c.Blocks < than.Blocks) && c.Median <= most {
+			fewer = append(fewer, c.Candidate)
+		}
+	}
+	slices.SortFunc(fewer, func(a, b Candidate) int { return a.Blocks - b.Blocks })
+	return fewer
 }
 
 // plain is a form by itself, or what the tables take if that is the form.
@@ -445,9 +517,14 @@ func (t *tuner) timeCandidate(ctx context.Context, kind string, c Candidate, byt
 	t.pool.next = 0
 	var p *kernels.Plan
 	var closeAll func(context.Context) error
-	if kind == AllReduce {
+	switch kind {
+	case AllReduce:
 		p, closeAll, err = t.plan(ctx, bytes, kernels.Auto.String())
-	} else {
+	case AllReduceMany:
+		p, closeAll, err = t.listPlan(ctx, bytes)
+	case AllReduceRMSNorm:
+		p, closeAll, err = t.normPlan(ctx, bytes)
+	default:
 		p, _, closeAll, err = t.collectivePlan(ctx, kind, kernels.Auto, bytes)
 	}
 	if err != nil {
@@ -466,6 +543,44 @@ func (t *tuner) timeCandidate(ctx context.Context, kind string, c Candidate, byt
 	}
 	n := len(times)
 	return Timed{Candidate: c, Median: median(times), Spread: (times[(3*n-1)/4] - times[n/4]) / 2}, true, nil
+}
+
+// listPlan makes a plan for tuneTensors tensors of bytes in all, with a vector between any two of them, as tensors that adjoin are one on the host.
+func (t *tuner) listPlan(ctx context.Context, bytes int64) (*kernels.Plan, func(context.Context) error, error) {
+	all, err := t.tensorOf(ctx, t.dtype, bytes)
+	if err != nil {
+		return nil, nil, err
+	}
+	width := t.dtype.Bytes()
+	each := bytes / tuneTensors / vectorBytes * vectorBytes
+	pairs := make([]kernels.Pair, tuneTensors)
+	if each <= vectorBytes { // there is no room for that
+		pairs = pairs[:1]
+		each = bytes + vectorBytes
+	}
+	for i := range pairs {
+		if pairs[i].In, err = all.Sub(int64(i)*each/width, (each-vectorBytes)/width); err != nil {
+			return nil, nil, err
+		}
+	}
+	p, err := kernels.NewAllReduceMany(ctx, pairs, t.op, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	return p, p.Close, nil
+}
+
+// normPlan makes a plan for an all-reduce with residual and RMSNorm.
+func (t *tuner) normPlan(ctx context.Context, bytes int64) (*kernels.Plan, func(context.Context) error, error) {
+	n, err := t.newNorm(ctx, bytes)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := kernels.NewAllReduceRMSNorm(ctx, n.in, n.n, nil)
+	if err != nil {
+		return nil, nil, errors.Join(err, n.Close(ctx))
+	}
+	return p, func(ctx context.Context) error { return errors.Join(p.Close(ctx), n.Close(ctx)) }, nil
 }
 
 // cannot reports whether a form cannot be had for want of memory or of something else, which every rank then knows.

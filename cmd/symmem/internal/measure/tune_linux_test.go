@@ -119,4 +119,48 @@ func TestTuneOnSimulatedGPUs(t *testing.T) {
 	onRanks(t, ranks, func(r *symmem.Rank) error { return Tune(t.Context(), r, spec, &shared) })
 	assert.Equal(t, shared.machine.Points, len(shared.points))
 	assert.GreaterOrEqual(t, len(shared.points), 3)
+
+	// Of a list and of a norm every form that there is for the dtype is measured, a norm with whole rows only.
+	var more found
+	spec = TuneSpec{Kinds: []string{AllReduceMany, AllReduceRMSNorm}, Sizes: []int64{64, 1 << 10, 32 << 10}, DTypes: []string{"bf16", "i32"}, Repetitions: 3}
+	onRanks(t, ranks, func(r *symmem.Rank) error { return Tune(t.Context(), r, spec, &more) })
+	require.Len(t, more.points, 7)
+	require.Equal(t, 7, more.machine.Points)
+	for _, p := range more.points {
+		switch {
+		case p.Collective == AllReduceRMSNorm:
+			assert.EqualValues(t, 32<<10, p.Bytes)
+			assert.Subset(t, forms(p), []string{"one_shot_push", "two_shot_push", "two_shot_pull", "transfers"})
+		case p.Bytes > 1<<10: // a form that was slow for less is not tried
+			assert.Contains(t, forms(p), "two_shot_pull")
+		case p.DType == "i32":
+			assert.Subset(t, forms(p), []string{"one_shot_ll", "two_shot_pull", "transfers"})
+		default:
+			assert.Subset(t, forms(p), []string{"one_shot_push", "two_shot_pull", "transfers"})
+		}
+	}
+}
+
+// TestRoomier: the fewest blocks come first that are hardly slower than the fastest of the same form and lap.
+func TestRoomier(t *testing.T) {
+	at := func(form string, blocks int, lap int64, median float64) Timed {
+		return Timed{Candidate: Candidate{Form: form, Blocks: blocks, Lap: lap}, Median: median}
+	}
+	all := []Timed{
+		at("pull", 0, 0, 100), at("pull", 128, 0, 99), at("pull", 64, 0, 101.9), at("pull", 32, 0, 102.1), at("pull", 16, 0, 150),
+		at("flow", 0, 16, 98), at("flow", 16, 16, 97), at("flow", 0, 32, 96),
+	}
+	of := func(than Candidate) (blocks []int) {
+		for _, c := range roomier(all, than) {
+			assert.Equal(t, [2]any{than.Form, than.Lap}, [2]any{c.Form, c.Lap})
+			blocks = append(blocks, c.Blocks)
+		}
+		return blocks
+	}
+	assert.Equal(t, []int{64, 128}, of(Candidate{Form: "pull"}))
+	assert.Equal(t, []int{64}, of(Candidate{Form: "pull", Blocks: 128}))
+	assert.Empty(t, of(Candidate{Form: "pull", Blocks: 64}))
+	assert.Equal(t, []int{16}, of(Candidate{Form: "flow", Lap: 16}))
+	assert.Empty(t, of(Candidate{Form: "flow", Lap: 32}))
+	assert.Empty(t, roomier(nil, Candidate{Form: "pull"}))
 }
