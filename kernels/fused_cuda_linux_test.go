@@ -201,11 +201,11 @@ func quantizedOnCUDA(ctx context.Context, dev *simDevice, m *memory.Memory, far 
 	return errors.Join(plan.Close(ctx), s.Close(), x.Close(ctx))
 }
 
-// TestRMSNormChoice: small messages go one-shot, larger ones two-shot, the largest by loads; nothing goes to who is alone.
+// TestRMSNormChoice: small messages go one-shot, larger ones by loads, the largest by copies; nothing goes to who is alone.
 func TestRMSNormChoice(t *testing.T) {
 	onSimulated(t, 2, func(ctx context.Context, _ *simDevice, m *memory.Memory) error {
-		want := []Algorithm{OneShotPush, OneShotPush, TwoShotPush, TwoShotPull}
-		for i, rows := range []int64{1, 128, 256, 1024} {
+		want := []Algorithm{OneShotPush, OneShotPush, TwoShotPull, Transfers}
+		for i, rows := range []int64{1, 384, 512, 12289} {
 			in, err := tensor.Zeros(ctx, m, tensor.BFloat16, rows, 8192)
 			if err != nil {
 				return err

@@ -299,7 +299,7 @@ func (m *many) choose() error {
 	case asked == Auto && size == 1:
 		m.algorithm = have[1] // a copy, or the rounding of an average
 	case asked == Auto:
-		l := lookup{tables: m.memory.Tuning(), collective: tuning.AllReduceMany, kind: kind, dtype: m.dtype.String(), bytes: m.bytes, size: size, whole: true}
+		l := lookup{tables: m.memory.Tuning(), collective: tuning.AllReduceMany, kind: kind, dtype: m.dtype.String(), bytes: m.bytes, size: size, whole: m.wholeVectors()}
 		l.can = func(a Algorithm) bool { return slices.Contains(have, a) && !slices.Contains(m.avoided, a) }
 		c, ok := l.find()
 		if !ok {

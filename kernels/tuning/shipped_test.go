@@ -32,7 +32,16 @@ func measuredSince(device, collective, dtype string, size int, bytes int64, whol
 	floats, h100 := slices.Contains(tuning.Floats, dtype), strings.Contains(device, "H100")
 	between := func(from, to int64) bool { return from < bytes && bytes <= to }
 	switch {
-	case collective != tuning.AllReduce || device == "some processor":
+	case device == "some processor":
+	case !h100 && size == 2 && collective == tuning.AllReduceMany && floats && whole && between(2<<20, 6<<20):
+		return "one_shot_push", 0, true
+	case !h100 && size == 2 && collective == tuning.AllReduceRMSNorm && between(2<<20, 6<<20):
+		return "one_shot_push", 0, true
+	case !h100 && size == 2 && collective == tuning.AllReduceRMSNorm && between(6<<20, 192<<20):
+		return "two_shot_pull", 0, true
+	case !h100 && size == 2 && collective == tuning.AllReduceRMSNorm && bytes > 192<<20:
+		return "transfers", 0, true
+	case collective != tuning.AllReduce:
 	case h100 && size == 2 && floats && whole && bytes > 24<<20 && bytes <= 32<<20:
 		return tuning.Flow, 0, true
 	case size == 4 && floats && whole && bytes > 192<<10 && bytes <= 320<<10:
@@ -246,7 +255,7 @@ func TestWhatWasMeasured(t *testing.T) {
 	for device, want := range map[string]map[string][]int{
 		"NVIDIA H200": {
 			tuning.AllReduce: {2, 3, 4}, tuning.Broadcast: {2, 3, 4}, tuning.Reduce: {2, 3, 4}, tuning.ReduceScatter: {2, 3, 4}, tuning.AllGather: {2, 3, 4},
-			tuning.AllToAll: {2, 3, 4},
+			tuning.AllToAll: {2, 3, 4}, tuning.AllReduceMany: {2}, tuning.AllReduceRMSNorm: {2},
 		},
 		"NVIDIA H100 80GB HBM3": {tuning.AllReduce: {2}, tuning.Broadcast: {2}, tuning.Reduce: {2}, tuning.AllGather: {2}, tuning.AllToAll: {2}},
 	} {

@@ -107,6 +107,7 @@ const (
 
 	roomBytes = 64 << 20 // from so long a message on, other work runs beside it for long enough to matter: the fewest blocks are taken that are hardly slower,
 	roomCost  = 1.03     // times the fastest
+	roomMost  = 64       // blocks: more leave no room on a GPU, which has some hundred multiprocessors
 )
 
 // The numbers of blocks and the lengths of laps that are tried.
@@ -444,7 +445,7 @@ func roomier(all []Timed, than Candidate) []Candidate {
 	most := roomCost * best(alike).Median
 	var fewer []Candidate
 	for _, c := range alike {
-		if c.Blocks > 0 && (than.Blocks == 0 || c.Blocks < than.Blocks) && c.Median <= most {
+		if c.Blocks > 0 && c.Blocks <= roomMost && (than.Blocks == 0 || c.Blocks < than.Blocks) && c.Median <= most {
 			fewer = append(fewer, c.Candidate)
 		}
 	}

@@ -30,7 +30,11 @@ func write(w io.Writer, m *measure.TunedMachine, points []measure.Point) error {
 				fmt.Fprint(t, "the same\t\t\t")
 			} else {
 				won++
-				fmt.Fprintf(t, "%s\t%.2f\t%.0f%%\t", p.Best.Candidate, p.Best.Median, 100*(1-p.Best.Median/p.Default.Median))
+				gain := fmt.Sprintf("%.0f%%", 100*(1-p.Best.Median/p.Default.Median))
+				if p.Best.Median >= p.Default.Median {
+					gain = "leaves room"
+				}
+				fmt.Fprintf(t, "%s\t%.2f\t%s\t", p.Best.Candidate, p.Best.Median, gain)
 			}
 			fmt.Fprintln(t, others(p))
 		}
@@ -38,7 +42,7 @@ func write(w io.Writer, m *measure.TunedMachine, points []measure.Point) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(w, "\n%d of %d sizes have another form, number of blocks or lap that is faster by more than noise\n", won, len(points))
+	_, err := fmt.Fprintf(w, "\n%d of %d sizes have another form, number of blocks or lap that is faster by more than noise, or leaves room\n", won, len(points))
 	return err
 }
 
