@@ -441,7 +441,9 @@ func TestManySharedRefused(t *testing.T) {
 		for _, a := range []Algorithm{TwoShot, OneShotPush, Hierarchical} {
 			refused("a form", errs.ErrUnsupported, "transfers", func() (*Plan, error) { return NewAllGatherMany(ctx, []Pair{good}, &Options{Algorithm: a}) })
 		}
-		refused("a form that is none", errs.ErrInvalid, "99", func() (*Plan, error) { return NewBroadcastMany(ctx, []tensor.SymmetricTensor{half}, 0, &Options{Algorithm: 99}) })
+		refused("a form that is none", errs.ErrInvalid, "99", func() (*Plan, error) {
+			return NewBroadcastMany(ctx, []tensor.SymmetricTensor{half}, 0, &Options{Algorithm: 99})
+		})
 		refused("blocks", errs.ErrInvalid, "MaxBlocks", func() (*Plan, error) { return NewAllGatherMany(ctx, []Pair{good}, &Options{MaxBlocks: -1}) })
 		// Inputs may overlap, and dtypes differ.
 		p, err := NewAllGatherMany(ctx, []Pair{good, {In: half, Out: third}, {In: ints, Out: ints}}[:2], nil)
