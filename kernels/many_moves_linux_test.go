@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -422,6 +423,7 @@ func TestManySharedRefused(t *testing.T) {
 		scatter("an output of another size", errs.ErrInvalid, "Out.NumElements", Pair{In: longer, Out: half})
 		scatter("another rank's share", errs.ErrInvalid, "pairs[0].Out", Pair{In: whole, Out: notMine})
 		scatter("one output twice", errs.ErrInvalid, "pairs[", Pair{In: whole, Out: half}, Pair{In: third, Out: half})
+		scatter("an output in an input that has its own output", errs.ErrInvalid, "pairs[", Pair{In: whole, Out: mine}, Pair{In: third, Out: notMine})
 		scatter("an output that is another's input", errs.ErrInvalid, "pairs[0].Out", Pair{In: third, Out: overlapping}, Pair{In: whole, Out: half})
 		scatter("another dtype", errs.ErrInvalid, "i32", Pair{In: whole, Out: half}, Pair{In: ints, Out: ints})
 		scatter("in place on one rank", errs.ErrMismatch, "in place", []Pair{{In: whole, Out: half}, {In: whole, Out: mine}}[rank])
@@ -456,6 +458,81 @@ func TestManySharedRefused(t *testing.T) {
 		}
 		return errors.Join(wrong, q.Close(ctx), p.Close(ctx), ints.Close(ctx), x.Close(ctx), m.Close(ctx))
 	}))
+}
+
+// TestManyIsNotOverrun: a rank that gets nothing of others does not write over lines that they have not taken, however far it is ahead: root of a broadcast, and who has no share of a
+// reduce-scatter.
+func TestManyIsNotOverrun(t *testing.T) {
+	const runs = 7
+	for _, what := range []string{broadcastMany, scatterMany, gatherMany} {
+		for _, form := range []Algorithm{OneShot, OneShotPull, Transfers} {
+			t.Run(fmt.Sprintf("%s/%s", what, form), func(t *testing.T) {
+				onSimulated(t, 2, func(ctx context.Context, _ *simDevice, m *memory.Memory) error {
+					x, err := tensor.Zeros(ctx, m, tensor.Float32, 64)
+					if err != nil {
+						return err
+					}
+					if err := x.Rendezvous(ctx); err != nil {
+						return err
+					}
+					// One element: the first rank has it, of what is shared out.
+					one, oneErr := x.Sub(3, 1)
+					other, otherErr := x.Sub(9, 1)
+					if err := errors.Join(oneErr, otherErr); err != nil {
+						return err
+					}
+					ahead := 0 // the rank that sends, and gets nothing
+					pair, to := Pair{In: one}, one
+					switch what {
+					case scatterMany:
+						ahead, pair.Out, to = 1, other, other
+					case gatherMany:
+						pair.Out, to = other, other
+					}
+					p, err := sharedTest{what: what, op: Sum, root: ahead}.make(ctx, []Pair{pair}, &Options{Algorithm: form})
+					if err != nil {
+						return err
+					}
+					s, err := m.Device().NewStream()
+					if err != nil {
+						return err
+					}
+					d, rank := m.Device(), m.Group().Rank()
+					room, err := d.Alloc(8 * runs)
+					if err != nil {
+						return err
+					}
+					var values []float32
+					for i := range runs {
+						values = append(values, float32(100*i+7))
+					}
+					if rank != ahead {
+						values = make([]float32, runs)
+					}
+					err = d.CopyFromHost(room, asBytes(values))
+					for i := range int64(runs) {
+						if rank != ahead {
+							err = errors.Join(err, s.HostFunc(func() { time.Sleep(3 * time.Millisecond) }))
+						}
+						err = errors.Join(err, s.Copy(one.Ptr(), room.Add(4*i), 4), p.Run(s), s.Copy(room.Add(4*runs+4*i), to.Ptr(), 4))
+					}
+					if err := errors.Join(err, s.Synchronize(ctx)); err != nil {
+						return err
+					}
+					got := make([]float32, runs)
+					if err := d.CopyToHost(asBytes(got), room.Add(4*runs)); err != nil {
+						return err
+					}
+					for i := range got {
+						if want := float32(100*i + 7); rank != ahead && got[i] != want {
+							err = errors.Join(err, fmt.Errorf("run %d has %v, not %v", i, got[i], want))
+						}
+					}
+					return errors.Join(err, d.Free(room), s.Close(), p.Close(ctx), x.Close(ctx))
+				})
+			})
+		}
+	}
 }
 
 // TestCutAlike: the lists of all ranks have stretches of the same tensors and lines under the same numbers, whatever each has of them, and all lines of a rank once.
