@@ -58,10 +58,15 @@ const seedVariable = "SYMMEM_TEST_SEED"
 
 // The cases of the short matrix by world size, which take half a minute of one core together. The whole matrix runs all cases.
 var shortSimulated = map[int]string{
-	1: `^(all_gather|reduce_scatter|broadcast)_many/`,
-	2: `^(all_gather|reduce_scatter|broadcast)_many/`,
-	3: `^(all_gather|reduce_scatter|broadcast)_many/`,
-	9: `^(all_gather|reduce_scatter|broadcast)_many/.*/(delayed|overtaken)`,
+	1: `^all_reduce/[a-z_]+/f32/|^memory/|^lifetime/`,
+	2: `^(memory|window|slice|heap|agreement|groups|bad_input|signal|transfer|graph|lifetime)/|^all_reduce/errors|^plans/(room|max_blocks|exclusive|[a-z_]+/other_memory)$|` +
+		`^plans/two_shot_(flow|multimem)/full_size|^all_reduce/[a-z_]+/(f32|bf16)/.*(15|1023|1009|2050|2051)|` +
+		`^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/.*/(delayed|overtaken|epoch_wrap)$|^all_to_all_v/|` +
+		`^(broadcast|reduce|reduce_scatter|all_gather)/one_shot_multimem/(every_count|lacking|two_plans)$|^all_reduce_many/one_shot_push/whole/(lists|delayed|two_plans|epoch_wrap)$|^same_bits/f32/sum$|` +
+		`^(all_gather|reduce_scatter|broadcast)_many/one_shot_(ll|push|pull)/(delayed|overtaken|epoch_wrap)$|^all_gather_many/errors$`,
+	3: `^all_reduce/[a-z_]+/(f16|u8|f64)/.*(17|2050)|^all_reduce/[a-z_]+/(rounding|special_values|epoch_wrap)$|^(all_gather|broadcast)_many/one_shot_ll/(lists|overtaken)$|^reduce_scatter_many/one_shot_push/overtaken$`,
+	5: `^all_reduce/[a-z_]+/(f32|i16)/(out/)?(1|17|1023)/`,
+	8: `^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)|^all_reduce/[a-z_]+_multimem/f16/|^memory/multicast|^signal/|^(reduce|all_to_all)/[a-z_]+/delayed$`,
 }
 
 // simulatedProcesses are the cases of the short matrix with ranks that are processes, each with a machine of its own, by world size. They pass each
@@ -73,7 +78,7 @@ var simulatedProcesses = map[int]string{
 // simulatedWeak are the cases with weak memory, by world size, of the short matrix and of the whole one.
 var (
 	simulatedWeak = map[int]string{
-		2: `^(all_gather|reduce_scatter|broadcast)_many/.*/(delayed|overtaken|epoch_wrap)|^xsignal/|^all_to_all_v/transfers/re|^(reduce|all_gather)/.*/other_stream$`,
+		2: `^signal/|^graph/|^transfer/put|^all_reduce/[a-z_]+/f32/.*1023/|^all_to_all_v/transfers/re|^(reduce|all_gather)/.*/other_stream$`,
 	}
 	wholeWeak = map[int]string{
 		2: `^(signal|graph|transfer|window)/|^all_reduce/[a-z_]+/(f32|bf16)/.*(15|1023)/|^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/.*/(delayed|other_stream)$|^all_to_all_v/|^plans/one_shot_pull/other_stream$`,
