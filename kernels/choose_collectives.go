@@ -39,7 +39,7 @@ func CollectiveAlgorithms(constructor string, kind device.Kind) []Algorithm {
 		if constructor == manyCall || constructor == normCall {
 			return []Algorithm{OneShot, TwoShot, Transfers}
 		}
-		if !slices.Contains([]string{"NewBroadcast", "NewReduce", "NewAllGather", "NewReduceScatter", "NewAllToAll", "NewAllToAllV", "NewBarrier"}, constructor) {
+		if !slices.Contains([]string{"NewBroadcast", "NewReduce", "NewAllGather", "NewReduceScatter", "NewAllToAll", "NewAllToAllV", "NewBarrier", "NewAllGatherMany", "NewReduceScatterMany", "NewBroadcastMany"}, constructor) {
 			return nil
 		}
 		if slices.Contains(islandCollectives, constructor) {
@@ -58,6 +58,10 @@ func CollectiveAlgorithms(constructor string, kind device.Kind) []Algorithm {
 		return []Algorithm{OneShotLL, OneShotPush, OneShotPull, OneShotMultimem, Transfers}
 	case manyCall:
 		return []Algorithm{OneShotLL, OneShotPush, TwoShotPull, Transfers}
+	case "NewAllGatherMany", "NewBroadcastMany":
+		return []Algorithm{OneShotLL, OneShotPull, Transfers}
+	case "NewReduceScatterMany":
+		return []Algorithm{OneShotLL, OneShotPush, OneShotPull, Transfers}
 	case normCall:
 		return []Algorithm{OneShotPush, TwoShotPush, TwoShotPull, Transfers}
 	case "NewAllToAllV":

@@ -29,25 +29,49 @@ type stretched struct {
 // cut cuts tensors of a dtype into stretches of vectors of so many bytes. It also gives how many vectors, and so lines, there are in all, and
 // how many the longest stretch has. Addresses that are alike modulo 16 give the same.
 func cut(tensors []stretched, dtype tensor.DType, vector int64) (stretches []ptx.Stretch, lines, longest uint64) {
-	vectors := func(t stretched) uint64 { return uint64((int64(t.in)%vector + t.bytes + vector - 1) / vector) }
-	for _, t := range tensors {
-		lines += vectors(t)
-	}
-	most := uint64(stretchVectors)
-	for lines/most > mostStretches {
-		most *= 2
-	}
-	line := uint64(0)
-	for _, t := range tensors {
-		n := vectors(t)
-		for first := uint64(0); first < n; first += most {
-			s := ptx.Stretch{
-				In: uint64(t.in), Out: uint64(t.out), Count: uint64(t.bytes / dtype.Bytes()), First: first, Vectors: min(most, n-first), Line: line + first,
-				Row: uint64(t.row), OutRow: uint64(t.outRow),
-			}
-			stretches, longest = append(stretches, s), max(longest, s.Vectors)
+	all, lines, longest := cutAlike([][]stretched{tensors}, dtype.Bytes(), vector)
+	return all[0], lines, longest
+}
+
+// cutAlike is cut for a list of each rank, of the same tensors or shares of them, with elements of so many bytes. All have as many stretches, of which those of one number are of the same tensor,
+// and their lines begin in the same place: where one rank's tensor has fewer vectors than another's, its last stretches are shorter, or empty.
+func cutAlike(lists [][]stretched, width, vector int64) (stretches [][]ptx.Stretch, lines, longest uint64) {
+	vectors := func(t stretched) uint64 {
+		if t.bytes == 0 {
+			return 0
 		}
-		line += n
+		return uint64((int64(t.in)%vector + t.bytes + vector - 1) / vector)
+	}
+	most := func(tensor int) (n uint64) {
+		for _, list := range lists {
+			n = max(n, vectors(list[tensor]))
+		}
+		return n
+	}
+	for i := range lists[0] {
+		lines += most(i)
+	}
+	each := uint64(stretchVectors)
+	for lines/each > mostStretches {
+		each *= 2
+	}
+	stretches = make([][]ptx.Stretch, len(lists))
+	line := uint64(0)
+	for i := range lists[0] {
+		all := most(i)
+		for first := uint64(0); first < all; first += each {
+			for r, list := range lists {
+				t := list[i]
+				s := ptx.Stretch{
+					In: uint64(t.in), Out: uint64(t.out), Count: uint64(t.bytes / width), First: first, Line: line + first, Row: uint64(t.row), OutRow: uint64(t.outRow),
+				}
+				if n := vectors(t); n > first {
+					s.Vectors = min(each, n-first)
+				}
+				stretches[r], longest = append(stretches[r], s), max(longest, s.Vectors)
+			}
+		}
+		line += all
 	}
 	return stretches, lines, longest
 }
@@ -70,10 +94,13 @@ func uploadWhole(at *collective.Addresses, stretches []ptx.Stretch, together int
 	}
 	var list bytes.Buffer
 	_ = binary.Write(&list, binary.LittleEndian, whole)
-	m := ptx.WholeMany{Stretches: uint64(at.Upload(list.Bytes())), Count: uint32(len(whole)), Shift: uint32(bits.TrailingZeros(uint(together)))}
+	m := ptx.WholeMany{Stretches: uint64(at.Upload(list.Bytes())), Count: uint32(len(whole)), Shift: shiftOf(together)}
 	copy(m.Inlined[:], whole)
 	return m
 }
+
+// shiftOf is which power of two a number is.
+func shiftOf(n int) uint32 { return uint32(bits.TrailingZeros(uint(n))) }
 
 // wholeTogether is how many threads do a stretch together, of which the longest has so many vectors.
 func wholeTogether(longest uint64) int {
@@ -103,6 +130,22 @@ func manyGeometry(stretches int, longest uint64, multiprocessors int) launchGeom
 	return launchGeometry{blocks: min(max(stretches, 1), 2*multiprocessors), threads: threads}
 }
 
+// manyLinesGeometry is manyGeometry for the kernel that pushes lines of what only moves: so many threads do a stretch of one peer together, and others beside them those of other peers.
+func manyLinesGeometry(stretches, together, size, multiprocessors int) launchGeometry {
+	teams := max(min(size-1, ptx.MaxThreads/together), 1)
+	return launchGeometry{blocks: min(max(stretches, 1), 2*multiprocessors), threads: teams * together}
+}
+
+// image is that of a kernel, if there is one: else that is the spec's failure.
+func (m *many) image(s *collective.Spec, kernel ptx.Kernel, ok bool) (image []byte, there bool) {
+	if !ok {
+		s.Failure = fmt.Errorf("no kernels for many %s: %w", m.dtype, errs.ErrUnsupported)
+		return nil, false
+	}
+	image, s.Failure = ptx.Image(kernel.File)
+	return image, s.Failure == nil
+}
+
 // onCUDA makes the spec that of a kernel on a CUDA device.
 func (m *many) onCUDA(s *collective.Spec) {
 	s.Program = nil
@@ -122,13 +165,8 @@ func (m *many) onCUDA(s *collective.Spec) {
 		}
 		vector = ptx.ManyLine(m.dtype.String())
 	}
+	image, ok := m.image(s, kernel, ok)
 	if !ok {
-		s.Failure = fmt.Errorf("no kernels for many %s: %w", m.dtype, errs.ErrUnsupported)
-		return
-	}
-	image, err := ptx.Image(kernel.File)
-	if err != nil {
-		s.Failure = err
 		return
 	}
 	var tensors []stretched

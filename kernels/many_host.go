@@ -132,7 +132,7 @@ func (m *many) onHost(s *collective.Spec) {
 func (m *many) hostKernel(at *collective.Addresses) (*hostMany, error) {
 	k := &hostMany{rank: at.Rank(), size: at.WorldSize(), width: m.dtype.Bytes(), reduce: newReducer(m.dtype, m.op, at.WorldSize())}
 	if k.reduce == nil {
-		return nil, errs.Invalid(manyCall, "dtype", m.dtype, "a dtype that has kernels")
+		return nil, errs.Invalid(m.call, "dtype", m.dtype, "a dtype that has kernels")
 	}
 	return k, nil
 }

@@ -49,7 +49,7 @@ func (m *many) byTransfers(s *collective.Spec) {
 // addCopies adds a step that copies between memory of this rank's device.
 func (m *many) addCopies(b *collective.Builder, tensors []stretched) error {
 	if m.memory.Device().Kind() == device.CUDA {
-		return byCopies(b, tensors, m.dtype, m.maxBlocks)
+		return byCopies(b, tensors, m.unit(), m.maxBlocks)
 	}
 	dsts, srcs := make([][]byte, len(tensors)), make([][]byte, len(tensors))
 	for i, t := range tensors {

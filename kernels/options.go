@@ -256,16 +256,27 @@ func (m *maker) checkApart(allowed string) error {
 // checkShare is for a collective whose whole tensor has n elements, and whose part one rank's share of them. The part has as many elements as
 // the largest share, or is this rank's share of the whole itself.
 func (m *maker) checkShare(whole, part tensor.SymmetricTensor, name string) (tensor.SymmetricTensor, error) {
-	w := m.in.WorldSize()
-	lo, hi := shareOf(whole.NumElements(), w, whole.Rank())
-	if part.NumElements() == hi-lo && (hi == lo && whole.NumElements() > 0 || part.Ptr() == whole.Ptr().Add(lo*whole.DType().Bytes())) {
+	switch inPlace, err := isShare(m.call, whole, part, name); {
+	case err != nil:
+		return nil, err
+	case inPlace:
 		return whole, nil
 	}
+	return nil, m.checkApart(", or just this rank's share of the larger one")
+}
+
+// isShare says whether part is this rank's share of whole itself, in place, and else what is wrong with its number of elements.
+func isShare(call string, whole, part tensor.SymmetricTensor, name string) (inPlace bool, err error) {
+	w := whole.WorldSize()
+	lo, hi := shareOf(whole.NumElements(), w, whole.Rank())
+	if part.NumElements() == hi-lo && (hi == lo && whole.NumElements() > 0 || part.Ptr() == whole.Ptr().Add(lo*whole.DType().Bytes())) {
+		return true, nil
+	}
 	if c := shareElements(whole.NumElements(), w); part.NumElements() != c {
-		return nil, errs.Invalid(m.call, name+".NumElements", part.NumElements(),
+		return false, errs.Invalid(call, name+".NumElements", part.NumElements(),
 			fmt.Sprintf("%d, the largest of %d shares of %d elements, or just this rank's share of these, in place", c, w, whole.NumElements()))
 	}
-	return nil, m.checkApart(", or just this rank's share of the larger one")
+	return false, nil
 }
 
 // shareElements is the most elements that one of size ranks has of n.

@@ -20,6 +20,7 @@ import (
 func (f simFunction) compiled() bool {
 	return slices.ContainsFunc([]string{
 		ptx.PushLines(false).Name, ptx.PushAllToAllV.Name, ptx.Meet(false).Name, "symmem_scatter_", "symmem_rms_norm_", "symmem_quantize", "symmem_dequantize_", ptx.Cast.Name, "symmem_allreduce_oneshot_multimem_", wholeLists,
+		ptx.ManyLines(false).Name, ptx.ManyMoves.Name, "symmem_many_scatter_",
 	}, func(name string) bool { return strings.HasPrefix(f.name, name) })
 }
 

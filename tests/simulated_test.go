@@ -62,8 +62,9 @@ var shortSimulated = map[int]string{
 	2: `^(memory|window|slice|heap|agreement|groups|bad_input|signal|transfer|graph|lifetime)/|^all_reduce/errors|^plans/(room|max_blocks|exclusive|[a-z_]+/other_memory)$|` +
 		`^plans/two_shot_(flow|multimem)/full_size|^all_reduce/[a-z_]+/(f32|bf16)/.*(15|1023|1009|2050|2051)|` +
 		`^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/.*/(delayed|overtaken|epoch_wrap)$|^all_to_all_v/|` +
-		`^(broadcast|reduce|reduce_scatter|all_gather)/one_shot_multimem/(every_count|lacking|two_plans)$|^all_reduce_many/one_shot_push/whole/(lists|delayed|two_plans|epoch_wrap)$|^same_bits/f32/sum$`,
-	3: `^all_reduce/[a-z_]+/(f16|u8|f64)/.*(17|2050)|^all_reduce/[a-z_]+/(rounding|special_values|epoch_wrap)$`,
+		`^(broadcast|reduce|reduce_scatter|all_gather)/one_shot_multimem/(every_count|lacking|two_plans)$|^all_reduce_many/one_shot_push/whole/(lists|delayed|two_plans|epoch_wrap)$|^same_bits/f32/sum$|` +
+		`^(all_gather|reduce_scatter|broadcast)_many/one_shot_(ll|push|pull)/(delayed|overtaken|epoch_wrap)$|^all_gather_many/errors$`,
+	3: `^all_reduce/[a-z_]+/(f16|u8|f64)/.*(17|2050)|^all_reduce/[a-z_]+/(rounding|special_values|epoch_wrap)$|^(all_gather|broadcast)_many/one_shot_ll/(lists|overtaken)$|^reduce_scatter_many/one_shot_push/overtaken$`,
 	5: `^all_reduce/[a-z_]+/(f32|i16)/(out/)?(1|17|1023)/`,
 	8: `^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)|^all_reduce/[a-z_]+_multimem/f16/|^memory/multicast|^signal/|^(reduce|all_to_all)/[a-z_]+/delayed$`,
 }

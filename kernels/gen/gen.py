@@ -74,6 +74,8 @@ def modules():
         out.append((name, "many.cu", arch, [f"-DSYMMEM_DTYPE={dtype}", f"-DSYMMEM_TYPE={dtype.upper()}", *more]))
 
     out.append(("many_copy", "many.cu", 80, ["-DSYMMEM_COPY"]))
+    out.append(("many_moves", "many.cu", 80, ["-DSYMMEM_MOVES"]))
+    out.append(("many_moves_sm90", "many.cu", 90, ["-DSYMMEM_MOVES", "-DSYMMEM_ONESHOT_ONLY"]))
     for dtype in DTYPES:
         allreduce(f"any_{dtype}", 80, dtype, 0, 0)
         macros = [f"-DSYMMEM_{k}={v}" for k, v in dict(DTYPE=dtype, TYPE=dtype.upper(), FLOAT=int(dtype in SUMS)).items()]

@@ -172,25 +172,36 @@ type Pieces struct {
 	Inlined [InlinePieces]Piece
 }
 
-// Stretch is some vectors of one tensor of a list, which a block of the kernels ManyOneShot, ManyPull and ManyCopy does at a time.
-// Addresses are of the device.
+// Stretch is some vectors of one tensor of a list, which a block of the kernels ManyOneShot, ManyScatter, ManyPull, ManyCopy and ManyLines does at a time. Of ManyMoves it
+// is Count bytes that go from In, on any rank, to Out, and the rest is not used. Addresses are of the device.
 type Stretch struct {
-	In, Out     uint64 // this rank's, of the tensor's first element; alike on all ranks modulo 16
-	Count       uint64 // elements of the tensor
+	In, Out     uint64 // this rank's, of the first element of the tensor, or of the share; alike on all ranks modulo 16. ManyLines: of what others send, In is alike to the sender's modulo 8
+	Count       uint64 // elements of the tensor, or of the share; ManyLines: bytes
 	First       uint64 // the stretch's first vector, counted from the last multiple of a vector at or before In
 	Vectors     uint64 // of the stretch
-	Line        uint64 // ManyOneShot: where its first line is in a slot, in lines
-	Row, OutRow uint64 // ManyPull: the rows of the tensor's inputs and outputs in Many.Table
+	Line        uint64 // ManyOneShot, ManyScatter and ManyLines: where its first line is in a slot, in lines
+	Row, OutRow uint64 // ManyPull: the rows of the tensor's inputs and outputs in Many.Table. OutRow may be OwnOnly
 }
+
+// OwnOnly in place of Stretch.OutRow says that ManyPull stores to this rank's output only, as a reduce-scatter does.
+const OwnOnly = 1<<64 - 1
+
+// What Many.Table of ManyScatter and ManyLines says of a rank, where two ranks do not send each other something in every launch.
+const (
+	ManyAwaits = 1 // this rank sends it lines and gets none from it, and so waits until what it sent two launches before was taken
+	ManyTells  = 2 // this rank gets lines from it and sends it none, and so tells it that it has taken them
+)
 
 // Many is the parameter of these kernels, by value: beside Params, and of ManyCopy alone.
 type Many struct {
 	_ structs.HostLayout
 
-	Stretches uint64 // address of all stretches in this device's memory: ManyOneShot, the same on every rank; ManyPull, what this rank reduces
-	Table     uint64 // ManyPull: [rows][World]uint64 of addresses, in this device's memory
+	// Stretches is the address of all stretches in this device's memory. ManyOneShot: the same on every rank. ManyPull: what this rank reduces. ManyMoves: what it loads. ManyScatter and
+	// ManyLines: [World][Count]Stretch, of ManyScatter the share that a rank is to have, with this rank's input, and of ManyLines what comes from a rank.
+	Stretches uint64
+	Table     uint64 // ManyPull: [rows][World]uint64 of addresses, in this device's memory. ManyScatter and ManyLines: [World]uint64 of ManyAwaits and ManyTells, or 0 if all are 0
 	Count     uint32 // of stretches
-	_         uint32
+	Shift     uint32 // ManyLines: 1 << Shift threads, whole warps, do a stretch of one peer together
 }
 
 // WholeStretch is some vectors of 16 bytes of one tensor of a list, which some warps of a block of ManyPushWhole do at a time. Addresses are of the device.

@@ -203,6 +203,30 @@ func ManyPull(dtype string) (Kernel, bool) {
 	return Kernel{File: "many_" + dtype + ".ptx", Name: "symmem_many_pull_" + dtype}, slices.Contains(dtypes, dtype)
 }
 
+// ManyScatter finds the kernel that reduce-scatters a list of tensors of a dtype by pushing shares. It takes Params and Many, and has the workspace of ManyOneShot. hopper is as for
+// [AllReduce]. ManyPull's does it by loads.
+func ManyScatter(dtype string, hopper bool) (Kernel, bool) {
+	k, ok := ManyOneShot(dtype, hopper)
+	k.Name = "symmem_many_scatter_" + dtype
+	return k, ok
+}
+
+// ManyLines and ManyMoves are the kernels that move the bytes of a list of tensors from one rank to all others, or from all to all: by pushing lines of 8 bytes, and by loads. They take Params
+// and Many. Of ManyLines the workspace has two buffers of Params.Span bytes for each rank.
+func ManyLines(hopper bool) Kernel {
+	k := Kernel{File: "many_moves.ptx", Name: "symmem_many_lines"}
+	if hopper {
+		k.File, k.Overlap = "many_moves_sm90.ptx", true
+	}
+	return k
+}
+
+// ManyMoves is described with ManyLines.
+var ManyMoves = Kernel{File: "many_moves.ptx", Name: "symmem_many_moves"}
+
+// LineBytes is how many bytes of data a line with flags has, of ManyLines' kernel and others.
+const LineBytes = 8
+
 // ManyLine is how many bytes of a message are in one line of ManyOneShot, which has 16.
 func ManyLine(dtype string) int64 {
 	if slices.Contains(pushable, dtype) {

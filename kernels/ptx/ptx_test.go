@@ -86,7 +86,8 @@ func TestMany(t *testing.T) {
 	}
 	_, oneShot := ManyOneShot("f8", true)
 	_, pull := ManyPull("f8")
-	assert.False(t, oneShot || pull)
+	_, scatter := ManyScatter("f8", true)
+	assert.False(t, oneShot || pull || scatter)
 }
 
 // TestComm compares Comm with the struct of the public header. Kernels that others have compiled rely on every number here: where one

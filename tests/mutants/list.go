@@ -2794,8 +2794,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/many_cuda.go", why: "stretches of a list overlap", tests: []stage{manyTests},
-		old: "\t\tline += n\n",
-		new: "\t\tline += n - 1\n",
+		old: "\t\tline += all\n",
+		new: "\t\tline += all - 1\n",
 	},
 	{
 		file: "kernels/ptx/layout.go", why: "a stretch of a list of whole vectors begins where its tensor does", tests: []stage{manyTests},
@@ -2833,9 +2833,74 @@ var mutants = []mutant{
 		new: "\t\tbefore := span{}\n",
 	},
 	{
+		file: "kernels/many.go", why: "what is not this rank's share may be written to in an input of a list", tests: []stage{manyTests},
+		old: "\t\t\tadd(m.whole(p), i, true)\n",
+		new: "\t\t\tadd(p.Out, i, true)\n",
+	},
+	{
+		file: "kernels/many.go", why: "the dtypes of what only moves are not compared", tests: []stage{manyTests},
+		old: "dtype = p.In.DType().String() + \", \"",
+		new: "dtype = p.In.DType().String()[:0]",
+	},
+	{
+		file: "kernels/many_cuda.go", why: "the last rank says how many lines all have of a tensor", tests: []stage{manyTests},
+		old: "\t\t\tn = max(n, vectors(list[tensor]))\n",
+		new: "\t\t\tn = vectors(list[tensor])\n",
+	},
+	{
+		file: "kernels/many_moves.go", why: "lines of a list are written that were not taken", tests: []stage{manyTests},
+		old: "return sends[rank] && !sends[r], sends[r]",
+		new: "return sends[rank] && sends[r] && false, sends[r]",
+	},
+	{
+		file: "kernels/many_moves.go", why: "nobody is told that lines of a list were taken", tests: []stage{manyTests},
+		old: "sends[r] && !sends[rank] })",
+		new: "sends[r] && sends[rank] && false })",
+	},
+	{
+		file: "kernels/many_moves.go", why: "what is gathered is loaded before it is ready", tests: inPlans,
+		old: "\t\t\tif err := meet(r, flagStart, nil, sources); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n",
+		new: "",
+	},
+	{
+		file: "kernels/many_moves.go", why: "what others gather may be written to", tests: inPlans,
+		old: "\t\t\treturn meet(r, flagEnd, sources, readers)",
+		new: "\t\t\treturn nil",
+	},
+	{
+		file: "kernels/many_moves.go", why: "what is gathered by transfers is not scattered", tests: inPlans,
+		old: "\t\treturn m.addCopies(b, scatter)",
+		new: "\t\treturn nil",
+	},
+	{
+		file: "kernels/many_reduce_scatter.go", why: "lines of shares are written that were not taken", tests: []stage{manyTests},
+		old: "return gets[r] && !gets[rank], gets[rank]",
+		new: "return gets[r] && gets[rank] && false, gets[rank]",
+	},
+	{
+		file: "kernels/many_reduce_scatter.go", why: "shares of a list are stored to the others' tensors", tests: []stage{manyTests},
+		old: "stretches[i].OutRow = ptx.OwnOnly",
+		new: "stretches[i].OutRow = 0",
+	},
+	{
+		file: "kernels/many_reduce_scatter.go", why: "shares of a list are combined before they are ready", tests: inPlans,
+		old: "\t\t\tif err := meet(run, flagStart, readers, sources); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n",
+		new: "",
+	},
+	{
+		file: "kernels/many_reduce_scatter.go", why: "what others combine of a list may be written to", tests: inPlans,
+		old: "\t\t\treturn meet(run, flagEnd, sources, readers)",
+		new: "\t\t\treturn nil",
+	},
+	{
+		file: "kernels/many_reduce_scatter.go", why: "shares of a list go to the place of the rank that gets them", tests: inPlans,
+		old: "Offset: int64(size+rank) * block",
+		new: "Offset: int64(size+to) * block",
+	},
+	{
 		file: "kernels/many.go", why: "the place of a tensor in a list is not compared", tests: inPlans,
-		old: "placeOf(p.In)+\" to \"+placeOf(p.Out)",
-		new: "placeOf(p.In)[:0]+\"a tensor\"",
+		old: "\t\t\tall = append(all, dtype+in+\" to \"+out)\n",
+		new: "\t\t\tall = append(all, (dtype+in+out)[:0]+\"a tensor\")\n",
 	},
 	{
 		file: "kernels/moves_cast.go", why: "what is stored to all ranks goes to the beginning of their outputs", tests: kernelTests,

@@ -13,49 +13,73 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// manyCases: all-reduces of lists of tensors, in each form: every dtype, run in every way.
+// The collectives of lists, by the names of their cases.
+const (
+	reduceList    = "all_reduce_many"
+	gatherList    = "all_gather_many"
+	scatterList   = "reduce_scatter_many"
+	broadcastList = "broadcast_many"
+)
+
+// manyCases: collectives of lists of tensors, in each form: every dtype, run in every way.
 func manyCases(kind device.Kind) []Case {
-	forms := []kernels.Algorithm{kernels.OneShot, kernels.TwoShot, kernels.Transfers}
-	if kind == device.CUDA {
-		forms = []kernels.Algorithm{kernels.OneShotPush, kernels.OneShotLL, kernels.TwoShotPull, kernels.Transfers}
-	}
 	var cases []Case
-	for _, alg := range forms {
-		whole := false
-		add := func(name string, run func(ctx context.Context, e *Env, l list) error, needs ...string) {
-			l := list{algorithm: alg, dtype: tensor.Float32, op: kernels.Sum, counts: []int64{256, 0, 1, 67, 256, 1500}, whole: whole}
-			if alg == kernels.OneShotLL { // which is for dtypes that have no line of data alone
-				l.dtype = tensor.Int32
+	for _, what := range []string{reduceList, gatherList, scatterList, broadcastList} {
+		for _, alg := range listForms(what, kind) {
+			whole := false
+			add := func(name string, run func(ctx context.Context, e *Env, l list) error, needs ...string) {
+				l := list{what: what, algorithm: alg, dtype: tensor.Float32, op: kernels.Sum, counts: []int64{256, 0, 1, 67, 256, 1500}, whole: whole}
+				if alg == kernels.OneShotLL { // which is for dtypes that have no line of data alone, and for what only moves
+					l.dtype = tensor.Int32
+				}
+				cases = append(cases, Case{Name: fmt.Sprintf("%s/%s/%s", what, alg, name), Needs: append(needsOf(alg), needs...), Run: func(ctx context.Context, e *Env) error {
+					return run(ctx, e, l)
+				}})
 			}
-			cases = append(cases, Case{Name: fmt.Sprintf("all_reduce_many/%s/%s", alg, name), Needs: append(needsOf(alg), needs...), Run: func(ctx context.Context, e *Env) error {
-				return run(ctx, e, l)
-			}})
-		}
-		add("lists", everyListCase)
-		add("delayed", delayedListCase)
-		add("replay_100", replayListCase, "graphs")
-		add("overtaken", overtakenListCase)
-		add("two_plans", twoListsCase)
-		add("epoch_wrap", epochWrapListCase)
-		if alg == kernels.OneShotPush { // which has a kernel for lists of whole vectors
-			whole = true
-			add("whole/lists", everyListCase)
-			add("whole/delayed", delayedListCase)
-			add("whole/replay_100", replayListCase, "graphs")
-			add("whole/overtaken", overtakenListCase)
-			add("whole/two_plans", twoListsCase)
-			add("whole/epoch_wrap", epochWrapListCase)
+			add("lists", everyListCase)
+			add("delayed", delayedListCase)
+			add("replay_100", replayListCase, "graphs")
+			add("overtaken", overtakenListCase)
+			add("two_plans", twoListsCase)
+			add("epoch_wrap", epochWrapListCase)
+			if alg == kernels.OneShotPush && what == reduceList { // which has a kernel for lists of whole vectors
+				whole = true
+				add("whole/lists", everyListCase)
+				add("whole/delayed", delayedListCase)
+				add("whole/replay_100", replayListCase, "graphs")
+				add("whole/overtaken", overtakenListCase)
+				add("whole/two_plans", twoListsCase)
+				add("whole/epoch_wrap", epochWrapListCase)
+			}
 		}
 	}
-	return append(cases, Case{Name: "all_reduce_many/errors", Needs: needsOf(kernels.Auto), Run: listErrorsCase})
+	return append(cases, Case{Name: reduceList + "/errors", Needs: needsOf(kernels.Auto), Run: listErrorsCase},
+		Case{Name: gatherList + "/errors", Needs: needsOf(kernels.Auto), Run: gatherErrorsCase})
 }
 
-// list is an all-reduce of many tensors as a case runs it.
+// listForms is the forms of a list on a kind of device.
+func listForms(what string, kind device.Kind) []kernels.Algorithm {
+	cuda := kind == device.CUDA
+	switch {
+	case what == reduceList && cuda:
+		return []kernels.Algorithm{kernels.OneShotPush, kernels.OneShotLL, kernels.TwoShotPull, kernels.Transfers}
+	case what == reduceList:
+		return []kernels.Algorithm{kernels.OneShot, kernels.TwoShot, kernels.Transfers}
+	case what == scatterList && cuda:
+		return []kernels.Algorithm{kernels.OneShotPush, kernels.OneShotLL, kernels.OneShotPull, kernels.Transfers}
+	case cuda:
+		return []kernels.Algorithm{kernels.OneShotLL, kernels.OneShotPull, kernels.Transfers}
+	}
+	return []kernels.Algorithm{kernels.OneShot, kernels.Transfers}
+}
+
+// list is a collective of many tensors as a case runs it.
 type list struct {
+	what      string
 	algorithm kernels.Algorithm
 	dtype     tensor.DType
 	op        kernels.Op
-	counts    []int64 // elements of each
+	counts    []int64 // elements of each: of the larger tensor of a pair
 	first     uint32  // epoch
 	set       int     // which values go in
 	whole     bool    // all are whole vectors of 16 bytes, at multiples of them: counts are filled up to such
@@ -70,7 +94,7 @@ func (l list) unit() int64 {
 }
 
 // listed is the tensors of a list: parts of two larger ones, one element apart, at odd places, with poison between them; or a vector apart, at whole
-// ones. Every other one is in place; of the rest some are aligned as their inputs are.
+// ones. Every other one is in place; of the rest some are aligned as their inputs are. A broadcast is in place, from the last rank.
 type listed struct {
 	list
 	e         *Env
@@ -97,31 +121,92 @@ func newListed(ctx context.Context, e *Env, l list) (*listed, error) {
 	}
 	at := unit
 	for i, n := range l.counts {
-		in, err := o.ins.Sub(at, n)
+		to := at
+		if !o.inPlace(i) {
+			to += int64(i%3) * unit
+		}
+		o.at, o.to = append(o.at, at), append(o.to, to)
+		p, err := o.pair(i, n)
 		if err != nil {
 			return nil, err
 		}
-		p, to := kernels.Pair{In: in}, at
-		if i%2 == 1 {
-			to += int64(i%3) * unit
-			if p.Out, err = o.outs.Sub(to, n); err != nil {
-				return nil, err
-			}
-		}
-		o.pairs, o.at, o.to = append(o.pairs, p), append(o.at, at), append(o.to, to)
+		o.pairs = append(o.pairs, p)
 		at += n + unit
 	}
 	return o, o.fill(ctx)
 }
 
+func (o *listed) inPlace(i int) bool { return o.what == broadcastList || i%2 == 0 }
+
+// pair is the tensors of number i, with n elements.
+func (o *listed) pair(i int, n int64) (p kernels.Pair, err error) {
+	at, to := o.at[i], o.to[i]
+	lo, hi := o.share(n, o.e.R.Rank())
+	most := (n + int64(o.e.R.WorldSize()) - 1) / int64(o.e.R.WorldSize())
+	sub := func(of *tensor.Tensor, at, n int64) tensor.SymmetricTensor {
+		t, subErr := of.Sub(at, n)
+		err = errors.Join(err, subErr)
+		return t
+	}
+	switch {
+	case o.what == gatherList && o.inPlace(i):
+		p = kernels.Pair{In: sub(o.ins, at+lo, hi-lo), Out: sub(o.ins, at, n)}
+	case o.what == gatherList:
+		p = kernels.Pair{In: sub(o.ins, at, most), Out: sub(o.outs, to, n)}
+	case o.what == scatterList && o.inPlace(i):
+		p = kernels.Pair{In: sub(o.ins, at, n), Out: sub(o.ins, at+lo, hi-lo)}
+	case o.what == scatterList:
+		p = kernels.Pair{In: sub(o.ins, at, n), Out: sub(o.outs, to, most)}
+	case o.inPlace(i):
+		p = kernels.Pair{In: sub(o.ins, at, n)}
+	default:
+		p = kernels.Pair{In: sub(o.ins, at, n), Out: sub(o.outs, to, n)}
+	}
+	return p, err
+}
+
+// share is the range of elements that rank has of n.
+func (o *listed) share(n int64, rank int) (lo, hi int64) {
+	most := (n + int64(o.e.R.WorldSize()) - 1) / int64(o.e.R.WorldSize())
+	return min(int64(rank)*most, n), min(int64(rank+1)*most, n)
+}
+
+// root is that of a broadcast.
+func (o *listed) root() int { return o.e.R.WorldSize() - 1 }
+
 func (o *listed) Close(ctx context.Context) error { return closeAll(ctx, o.outs, o.ins) }
 
 func (o *listed) plan(ctx context.Context) (*kernels.Plan, error) {
-	p, err := kernels.NewAllReduceMany(ctx, o.pairs, o.op, &kernels.Options{Algorithm: o.algorithm, FirstEpoch: o.first})
+	p, err := o.make(ctx, o.pairs, &kernels.Options{Algorithm: o.algorithm, FirstEpoch: o.first})
 	if err == nil && o.algorithm != kernels.Auto && p.Algorithm() != o.algorithm {
 		err = errors.Join(fmt.Errorf("%s was asked for and %s came", o.algorithm, p.Algorithm()), p.Close(ctx))
 	}
 	return p, err
+}
+
+// make makes a plan of pairs.
+func (o *listed) make(ctx context.Context, pairs []kernels.Pair, opts *kernels.Options) (*kernels.Plan, error) {
+	switch o.what {
+	case gatherList:
+		return kernels.NewAllGatherMany(ctx, pairs, opts)
+	case scatterList:
+		return kernels.NewReduceScatterMany(ctx, pairs, o.op, opts)
+	case broadcastList:
+		var ts []tensor.SymmetricTensor
+		for _, p := range pairs {
+			ts = append(ts, p.In)
+		}
+		return kernels.NewBroadcastMany(ctx, ts, o.root(), opts)
+	}
+	return kernels.NewAllReduceMany(ctx, pairs, o.op, opts)
+}
+
+// values is elements lo to hi of tensor i as a rank brings them.
+func (o *listed) values(i, rank int, lo, hi int64) (b []byte) {
+	for k := lo; k < hi; k++ {
+		b = appendValue(b, o.dtype, value(o.dtype, o.op, 1000*o.set+rank, o.at[i]+k))
+	}
+	return b
 }
 
 // before is the bytes of both wholes before a run, and after behind it.
@@ -129,24 +214,43 @@ func (o *listed) before() (ins, outs []byte) {
 	width := o.dtype.Bytes()
 	ins, outs = poisoned(o.ins.Bytes()), poisoned(o.outs.Bytes())
 	for i, n := range o.counts {
-		mine := make([]byte, 0, n*width)
-		for k := range n {
-			mine = appendValue(mine, o.dtype, value(o.dtype, o.op, 1000*o.set+o.e.R.Rank(), o.at[i]+k))
+		lo, hi, at := int64(0), n, o.at[i]
+		if o.what == gatherList {
+			lo, hi = o.share(n, o.e.R.Rank())
+			if o.inPlace(i) {
+				at += lo
+			}
 		}
-		copy(ins[o.at[i]*width:], mine)
+		copy(ins[at*width:], o.values(i, o.e.R.Rank(), lo, hi))
 	}
 	return ins, outs
 }
 
 func (o *listed) after() (ins, outs []byte) {
-	width := o.dtype.Bytes()
+	width, size := o.dtype.Bytes(), o.e.R.WorldSize()
 	ins, outs = o.before()
 	for i, n := range o.counts {
-		sum := expectedOf(o.dtype, o.op, 1000*o.set, o.e.R.WorldSize(), o.at[i], o.at[i]+n)
-		if o.pairs[i].Out == nil {
-			copy(ins[o.at[i]*width:], sum)
+		var result []byte
+		lo := int64(0) // where it begins in the larger tensor
+		switch o.what {
+		case gatherList:
+			for r := range size {
+				from, to := o.share(n, r)
+				result = append(result, o.values(i, r, from, to)...)
+			}
+		case scatterList:
+			var hi int64
+			lo, hi = o.share(n, o.e.R.Rank())
+			result = expectedOf(o.dtype, o.op, 1000*o.set, size, o.at[i]+lo, o.at[i]+hi)
+		case broadcastList:
+			result = o.values(i, o.root(), 0, n)
+		default:
+			result = expectedOf(o.dtype, o.op, 1000*o.set, size, o.at[i], o.at[i]+n)
+		}
+		if o.inPlace(i) {
+			copy(ins[(o.at[i]+lo)*width:], result)
 		} else {
-			copy(outs[o.to[i]*width:], sum)
+			copy(outs[o.to[i]*width:], result)
 		}
 	}
 	return ins, outs
@@ -185,7 +289,7 @@ func (l list) once(ctx context.Context, e *Env) error {
 	for o.set = range 2 {
 		e.Skew()
 		if err := errors.Join(o.fill(ctx), p.Run(e.S), e.S.Synchronize(ctx), o.check()); err != nil {
-			return fmt.Errorf("%v %s, %s, run %d: %w", l.counts, l.dtype, l.op, o.set, err)
+			return fmt.Errorf("%s of %v %s, %s, run %d: %w", l.what, l.counts, l.dtype, l.op, o.set, err)
 		}
 	}
 	return closeAll(ctx, p, o)
@@ -200,7 +304,7 @@ func everyListCase(ctx context.Context, e *Env, l list) error {
 	i := 0
 	for _, l.dtype = range tensor.DTypes() {
 		float := l.dtype == tensor.Float16 || l.dtype == tensor.BFloat16 || l.dtype == tensor.Float32
-		if l.algorithm == kernels.OneShotPush && !float || l.algorithm == kernels.OneShotLL && float {
+		if combines := l.what == reduceList || l.what == scatterList; combines && (l.algorithm == kernels.OneShotPush && !float || l.algorithm == kernels.OneShotLL && float) {
 			continue
 		}
 		for k, counts := range lists {
@@ -394,7 +498,7 @@ func epochWrapListCase(ctx context.Context, e *Env, l list) error {
 
 // listErrorsCase: what a list must not be is refused on every rank alike, with the place in the list; and it works afterwards.
 func listErrorsCase(ctx context.Context, e *Env) error {
-	o, err := newListed(ctx, e, list{dtype: tensor.Float32, op: kernels.Sum, counts: []int64{5, 6, 7}})
+	o, err := newListed(ctx, e, list{what: reduceList, dtype: tensor.Float32, op: kernels.Sum, counts: []int64{5, 6, 7}})
 	if err != nil {
 		return err
 	}
@@ -490,4 +594,79 @@ func listErrorsCase(ctx context.Context, e *Env) error {
 	}
 	err = closeAll(ctx, elsewhere, sub, ints, fresh, o)
 	return errors.Join(err, wantError("closed tensors", with(a, b), symmem.ErrClosed))
+}
+
+// gatherErrorsCase: so are lists whose tensors are shared out or have a root.
+func gatherErrorsCase(ctx context.Context, e *Env) error {
+	w := int64(e.R.WorldSize())
+	x, err := e.mapped(ctx, tensor.Float32, 12*w)
+	if err != nil {
+		return err
+	}
+	ints, err := e.mapped(ctx, tensor.Int32, 2*w)
+	if err != nil {
+		return err
+	}
+	sub := func(at, n int64) tensor.SymmetricTensor {
+		t, subErr := x.Sub(at, n)
+		err = errors.Join(err, subErr)
+		return t
+	}
+	part, whole, other, third, long := sub(0, 2), sub(2*w, 2*w), sub(2, 2), sub(4*w, 2*w), sub(6*w, 4*w+1)
+	if err != nil {
+		return err
+	}
+	gather := func(pairs ...kernels.Pair) error {
+		return notMade(ctx)(kernels.NewAllGatherMany(ctx, pairs, nil))
+	}
+	scatter := func(op kernels.Op, pairs ...kernels.Pair) error {
+		return notMade(ctx)(kernels.NewReduceScatterMany(ctx, pairs, op, nil))
+	}
+	broadcast := func(root int, ts ...tensor.SymmetricTensor) error {
+		return notMade(ctx)(kernels.NewBroadcastMany(ctx, ts, root, nil))
+	}
+	good := kernels.Pair{In: part, Out: whole}
+	err = errors.Join(
+		wantArgument("an empty list to gather", gather(), "a list of 0", "1 to 4096"),
+		wantArgument("no output to gather to", gather(kernels.Pair{In: part}), "pairs[0].Out"),
+		wantArgument("shares that do not fit", gather(good, kernels.Pair{In: other, Out: long}), "pairs[1]", fmt.Sprint(4*w+1)),
+		wantArgument("one output twice", gather(good, kernels.Pair{In: other, Out: whole}), "pairs["),
+		wantArgument("two dtypes in a pair", gather(kernels.Pair{In: part, Out: ints}), "pairs[0]", "i32", "f32"),
+		wantArgument("no output of shares", scatter(kernels.Sum, kernels.Pair{In: whole}), "pairs[0].Out"),
+		wantArgument("no operation", scatter(0, kernels.Pair{In: whole, Out: part}), "Op(0)"),
+		wantArgument("two dtypes in a list that is reduced", scatter(kernels.Sum, kernels.Pair{In: whole, Out: part}, kernels.Pair{In: ints, Out: ints}), "pairs[1]", "i32", "f32"),
+		wantArgument("a root that is no rank", broadcast(int(w), part), "root"),
+		wantArgument("a nil to broadcast", broadcast(0, part, nil), "tensors[1]"),
+		wantArgument("tensors that overlap", broadcast(0, part, part), "tensors[", "apart"),
+	)
+	if err != nil {
+		return err
+	}
+	if last := e.R.Rank() == e.R.WorldSize()-1; w > 1 {
+		mine, root := kernels.Pair{In: other, Out: third}, 0
+		if last {
+			mine, root = kernels.Pair{In: part, Out: third}, 1
+		}
+		err = errors.Join(
+			namesAll(e, gather(good, mine), "pairs[1]"),
+			namesAll(e, scatter(kernels.Sum, kernels.Pair{In: whole, Out: mine.In}), "pairs[0]"),
+			namesAll(e, broadcast(0, whole, mine.In), "tensors[1]"),
+			namesAll(e, broadcast(root, whole), "from rank 0", "from rank 1"),
+		)
+	}
+	p, planErr := kernels.NewBroadcastMany(ctx, []tensor.SymmetricTensor{ints, x}, 0, nil)
+	if err := errors.Join(err, planErr); err != nil {
+		return err
+	}
+	return errors.Join(p.Run(e.S), e.S.Synchronize(ctx), closeAll(ctx, p, ints, x))
+}
+
+// notMade is the error of a constructor, or one that there is none.
+func notMade(ctx context.Context) func(p *kernels.Plan, err error) error {
+	return func(p *kernels.Plan, err error) error {
+		if err == nil {
+			err = errors.Join(errors.New("no error"), p.Close(ctx))
+		}
+		return err
+	}
 }

@@ -37,8 +37,8 @@ broadcast, reduce, all_gather, reduce_scatter, all_to_all and all_to_all_v take 
 bytes are those of the whole message: what all_gather has put together, what reduce_scatter and all_to_all take apart, rounded up to shares of whole
 vectors of 16 bytes. all_to_all_v reads its
 counts, which are equal, when it runs. barrier is one of all ranks on their streams. all_reduce_many is one
-plan of as many tensors as --tensors says, each of the size; bytes are those of all of them. --tensors, --place and --op are refused
-where nothing that is measured has them.
+plan of as many tensors as --tensors says, each of the size; bytes are those of all of them. all_gather_many, reduce_scatter_many and broadcast_many are
+the same of those. --tensors, --place and --op are refused where nothing that is measured has them.
 
 all_reduce_rms_norm is an all-reduce with what follows it in a transformer, residual and RMSNorm, in one kernel: rows of 8192 elements, as
 many as bytes say. Beside it the same is measured as an all-reduce and a norm behind it (unfused).
@@ -49,7 +49,7 @@ those of one all-reduce with its share of the products: together, and beside tha
 
 --algorithm quantized_int8 is an all-reduce that is lossy: 64 elements are sent as 68 bytes. Its row says how many bytes each rank sends.
 
-Bus bandwidth is bytes/time * 2(W-1)/W of an all-reduce between W ranks, (W-1)/W of all_gather, reduce_scatter, all_to_all and all_to_all_v.
+Bus bandwidth is bytes/time * 2(W-1)/W of an all-reduce between W ranks, (W-1)/W of all_gather, reduce_scatter, all_to_all and all_to_all_v, and of lists as of one tensor.
 
 On CUDA devices NCCL's own all-reduce, if libnccl.so.2 is there, is measured as a peer: right after ours, in the same processes
 and on the same stream, with as many iterations, on plain device memory, and again over symmetric windows (nccl_symmetric) with the
@@ -71,7 +71,7 @@ of its heap, instead, and --peer sglang SGLang's push kernels, on the same memor
 	flags.IntVarP(&o.Ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks to start, 1 to %d", launch.MaxRanks))
 	flags.StringVar(&o.Sizes, "sizes", "1K:64M", "bytes of a message: a range that doubles, or sizes with commas between them")
 	flags.StringVar(&o.Kinds, "kind", strings.Join(measure.DefaultKinds, ","),
-		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v, barrier, all_reduce_rms_norm, all_reduce_many and all_reduce_matmul")
+		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v, barrier, all_reduce_rms_norm, all_reduce_many, all_gather_many, reduce_scatter_many, broadcast_many and all_reduce_matmul")
 	flags.StringVar(&o.DType, "dtype", tensor.Float32.String(), "type of the elements of collectives")
 	flags.StringVar(&o.Op, "op", kernels.Sum.String(), "operation of reductions: sum, prod, min, max or avg")
 	flags.StringVar(&o.Algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot, transfers, another by its name, or all")
@@ -80,7 +80,7 @@ of its heap, instead, and --peer sglang SGLang's push kernels, on the same memor
 	flags.BoolVar(&o.Exclusive, "exclusive", false, "let the kernels of collectives take all of a GPU but a small part, where they take half of that, so that a second plan fits beside them")
 	flags.StringVar(&o.Peer, "peer", bench.PeerAuto, "library to measure beside all_reduce: auto takes nccl if it is there, nccl or nvshmem must be there, or none")
 	flags.StringVar(&o.PeerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; empty looks for it")
-	flags.IntVar(&o.Tensors, "tensors", 50, "tensors in the list of all_reduce_many")
+	flags.IntVar(&o.Tensors, "tensors", 50, "tensors in the list of all_reduce_many and the others of lists")
 	flags.IntVar(&o.Repetitions, "reps", 15, "repetitions of each measurement")
 	flags.BoolVar(&o.JSON, "json", false, jsonUsage)
 	flags.StringVarP(&o.OutputFile, "output", "o", "", "file for the results as JSON, whatever is printed")

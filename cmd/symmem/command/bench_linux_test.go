@@ -244,6 +244,17 @@ func TestBenchMany(t *testing.T) {
 		assert.Equal(t, int64(3*4096), report.Rows[0].Bytes)
 		assert.Equal(t, 3, report.Rows[0].Tensors)
 	}
+	r := call(t, "", environ(), "bench", "--backend", "host", "--ranks", "2", "--sizes", "4K", "--kind", strings.Join(measure.Lists, ","), "--tensors", "3", "--reps", "1", "--json")
+	require.Equal(t, exit.OK, r.status, r.err)
+	var report bench.Report
+	require.NoError(t, json.Unmarshal([]byte(r.out), &report))
+	require.Len(t, report.Rows, len(measure.Lists))
+	for i, row := range report.Rows {
+		assert.Equal(t, measure.Lists[i], row.Kind)
+		assert.Equal(t, int64(3*4096), row.Bytes)
+		assert.Equal(t, 3, row.Tensors)
+		assert.Equal(t, row.Kind == measure.AllReduceMany || row.Kind == measure.ReduceScatterMany, row.Op != "")
+	}
 }
 
 // TestBenchExclusive: what was measured with exclusive plans says so, and what has no plan does not.

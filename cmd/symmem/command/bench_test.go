@@ -15,18 +15,18 @@ import (
 // TestFlagsOfOtherKinds: a flag that nothing of what is measured has is refused, and not ignored, even where it says what is the default.
 func TestFlagsOfOtherKinds(t *testing.T) {
 	for says, args := range map[string][]string{
-		"--tensors was given, and --kind is \"all_reduce,put\"; only all_reduce_many has it":                                                                   {"--tensors", "50", "--kind", "all_reduce,put"},
-		"--place was given, and --kind is \"reduce\"; only all_reduce, all_reduce_matmul, plan_run have it":                                                    {"--place", "out", "--kind", "reduce"},
-		"--op was given, and --kind is \"put,barrier\"; only all_reduce, reduce, reduce_scatter, all_reduce_many, all_reduce_matmul, plan_run have it":         {"--op", "sum", "--kind", "put,barrier"},
-		"--op was given, and --kind is \"all_reduce_rms_norm\"; only all_reduce, reduce, reduce_scatter, all_reduce_many, all_reduce_matmul, plan_run have it": {"--op", "max", "--kind", "all_reduce_rms_norm"},
-		"--exclusive was given, and --kind is \"put,rendezvous\"; only all_reduce, broadcast, reduce, ":                                                        {"--exclusive", "--kind", "put,rendezvous"},
+		"--tensors was given, and --kind is \"all_reduce,put\"; only all_reduce_many, all_gather_many, reduce_scatter_many, broadcast_many have it":                                 {"--tensors", "50", "--kind", "all_reduce,put"},
+		"--place was given, and --kind is \"reduce\"; only all_reduce, all_reduce_matmul, plan_run have it":                                                                         {"--place", "out", "--kind", "reduce"},
+		"--op was given, and --kind is \"put,barrier\"; only all_reduce, reduce, reduce_scatter, all_reduce_many, reduce_scatter_many, all_reduce_matmul, plan_run have it":         {"--op", "sum", "--kind", "put,barrier"},
+		"--op was given, and --kind is \"all_reduce_rms_norm\"; only all_reduce, reduce, reduce_scatter, all_reduce_many, reduce_scatter_many, all_reduce_matmul, plan_run have it": {"--op", "max", "--kind", "all_reduce_rms_norm"},
+		"--exclusive was given, and --kind is \"put,rendezvous\"; only all_reduce, broadcast, reduce, ":                                                                             {"--exclusive", "--kind", "put,rendezvous"},
 	} {
 		r := call(t, "", environ(), append([]string{"bench", "--ranks", "0"}, args...)...) // 0 is refused too, so that nothing is ever measured
 		assert.Equal(t, exit.Usage, r.status, says)
 		assert.Contains(t, r.err, says)
 	}
 	for _, args := range [][]string{
-		{"--tensors", "2", "--kind", "put,all_reduce_many"}, {"--place", "out"}, {"--op", "max", "--kind", "plan_run"}, {"--op", "max", "--kind", "put,reduce"}, {"--kind", "put"}, {"--exclusive"}, {"--exclusive", "--kind", "put,barrier"},
+		{"--tensors", "2", "--kind", "put,all_reduce_many"}, {"--tensors", "2", "--kind", "broadcast_many"}, {"--place", "out"}, {"--op", "max", "--kind", "plan_run"}, {"--op", "max", "--kind", "put,reduce"}, {"--kind", "put"}, {"--exclusive"}, {"--exclusive", "--kind", "put,barrier"},
 		{"--op", "max", "--place", "out", "--tensors", "2", "--kind", "put,reduse"}, // what is wrong with the list of kinds is enough
 	} {
 		r := call(t, "", environ(), append([]string{"bench", "--ranks", "0"}, args...)...)

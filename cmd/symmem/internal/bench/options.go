@@ -34,9 +34,9 @@ var partial = []struct {
 	flag  string
 	kinds []string
 }{
-	{"op", []string{measure.AllReduce, measure.Reduce, measure.ReduceScatter, measure.AllReduceMany, measure.AllReduceMatMul, measure.PlanRun}},
+	{"op", []string{measure.AllReduce, measure.Reduce, measure.ReduceScatter, measure.AllReduceMany, measure.ReduceScatterMany, measure.AllReduceMatMul, measure.PlanRun}},
 	{"place", []string{measure.AllReduce, measure.AllReduceMatMul, measure.PlanRun}},
-	{"tensors", []string{measure.AllReduceMany}},
+	{"tensors", measure.Lists},
 	{"exclusive", measure.Collectives},
 }
 
@@ -75,7 +75,7 @@ type Options struct {
 	PeerLibrary          string // file or folder; "" looks for it
 	OutputFile, PlotFile string // "" writes none
 	Ranks, Repetitions   int
-	Tensors              int  // of measure.AllReduceMany
+	Tensors              int  // of measure.Lists
 	Exclusive            bool // as kernels.Options has it
 	JSON                 bool // print JSON instead of text
 }

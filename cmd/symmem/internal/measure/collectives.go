@@ -19,9 +19,9 @@ func busFactor(kind string, ranks int) float64 {
 	switch kind {
 	case AllReduce, AllReduceRMSNorm, AllReduceMany:
 		return 2 * (w - 1) / w
-	case AllGather, ReduceScatter, AllToAll, AllToAllV:
+	case AllGather, ReduceScatter, AllToAll, AllToAllV, AllGatherMany, ReduceScatterMany:
 		return (w - 1) / w
-	case Broadcast, Reduce:
+	case Broadcast, Reduce, BroadcastMany:
 		return min(w-1, 1)
 	}
 	return 0
@@ -35,7 +35,7 @@ var constructors = map[string]string{
 // collectiveForms returns the forms of a collective to measure: of those that were asked for, or of all, the ones that it has for the dtype here. If
 // it has none of them, Auto.
 func (b *bencher) collectiveForms(kind string) []kernels.Algorithm {
-	if kind == AllReduceMany { // its plan has one form for each tensor, which it chooses
+	if slices.Contains(Lists, kind) { // its plan chooses its form by the size of the list
 		return []kernels.Algorithm{kernels.Auto}
 	}
 	float := b.dtype == tensor.Float32 || b.dtype == tensor.Float16 || b.dtype == tensor.BFloat16
@@ -193,9 +193,9 @@ func refused(a kernels.Algorithm, err error) bool {
 // collective measures one, in one form. One that is refused is reported as such.
 func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels.Algorithm, bytes int64) (err error) {
 	newPlan := b.collectivePlan
-	if kind == AllReduceMany {
-		newPlan = func(ctx context.Context, _ string, _ kernels.Algorithm, bytes int64) (*kernels.Plan, int64, func(context.Context) error, error) {
-			return b.manyPlan(ctx, bytes)
+	if slices.Contains(Lists, kind) {
+		newPlan = func(ctx context.Context, kind string, _ kernels.Algorithm, bytes int64) (*kernels.Plan, int64, func(context.Context) error, error) {
+			return b.manyPlan(ctx, kind, bytes)
 		}
 	}
 	p, whole, closeAll, err := newPlan(ctx, kind, algorithm, bytes)
@@ -220,7 +220,14 @@ func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels
 	case Barrier:
 		row.Place, row.DType = "", ""
 	case AllReduceMany:
-		row.Op, row.Place, row.Tensors = b.spec.Op, "in place", b.spec.Tensors
+		row.Op, row.Place = b.spec.Op, "in place"
+	case ReduceScatterMany:
+		row.Op = b.spec.Op
+	case BroadcastMany:
+		row.Place = "in place"
+	}
+	if slices.Contains(Lists, kind) {
+		row.Tensors = b.spec.Tensors
 	}
 	if err := b.timed(ctx, &row, func() error { return p.Run(b.s) }); err != nil || kind != AllReduceMany || b.peer == nil {
 		return err

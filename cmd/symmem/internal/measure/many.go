@@ -11,8 +11,8 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// manyPlan makes the tensors, each of at least bytes, and one plan that reduces all of them in place. closeAll closes what it made.
-func (b *bencher) manyPlan(ctx context.Context, bytes int64) (p *kernels.Plan, whole int64, closeAll func(context.Context) error, err error) {
+// manyPlan makes the tensors, of which each whole is at least bytes, and one plan of a kind for all of them: an all-reduce and a broadcast in place, the others out of place. closeAll closes what it made.
+func (b *bencher) manyPlan(ctx context.Context, kind string, bytes int64) (p *kernels.Plan, whole int64, closeAll func(context.Context) error, err error) {
 	var tensors []tensor.SymmetricTensor
 	closeAll = func(ctx context.Context) error {
 		var err error
@@ -24,15 +24,44 @@ func (b *bencher) manyPlan(ctx context.Context, bytes int64) (p *kernels.Plan, w
 		}
 		return err
 	}
+	w, width := int64(b.r.WorldSize()), b.dtype.Bytes()
+	sizes := []int64{bytes} // of what one pair has
+	if kind == AllGatherMany || kind == ReduceScatterMany {
+		share := shareOf(bytes, w, width) * width
+		sizes = []int64{share * w, share}
+	}
 	var pairs []kernels.Pair
 	for range b.spec.Tensors {
-		t, err := b.tensorOf(ctx, b.dtype, bytes)
-		if err != nil {
-			return nil, 0, nil, errors.Join(err, closeAll(ctx))
+		var made []tensor.SymmetricTensor
+		for _, n := range sizes {
+			t, err := b.tensorOf(ctx, b.dtype, n)
+			if err != nil {
+				return nil, 0, nil, errors.Join(err, closeAll(ctx))
+			}
+			tensors, made = append(tensors, t), append(made, t)
 		}
-		tensors, pairs, whole = append(tensors, t), append(pairs, kernels.Pair{In: t}), whole+t.Bytes()
+		whole += made[0].Bytes()
+		switch kind {
+		case AllGatherMany:
+			pairs = append(pairs, kernels.Pair{In: made[1], Out: made[0]})
+		case ReduceScatterMany:
+			pairs = append(pairs, kernels.Pair{In: made[0], Out: made[1]})
+		default:
+			pairs = append(pairs, kernels.Pair{In: made[0]})
+		}
 	}
-	if p, err = kernels.NewAllReduceMany(ctx, pairs, b.op, &kernels.Options{Exclusive: b.spec.Exclusive}); err != nil {
+	opts := &kernels.Options{Exclusive: b.spec.Exclusive}
+	switch kind {
+	case AllGatherMany:
+		p, err = kernels.NewAllGatherMany(ctx, pairs, opts)
+	case ReduceScatterMany:
+		p, err = kernels.NewReduceScatterMany(ctx, pairs, b.op, opts)
+	case BroadcastMany:
+		p, err = kernels.NewBroadcastMany(ctx, tensors, 0, opts)
+	default:
+		p, err = kernels.NewAllReduceMany(ctx, pairs, b.op, opts)
+	}
+	if err != nil {
 		return nil, 0, nil, errors.Join(err, closeAll(ctx))
 	}
 	return p, whole, closeAll, nil

@@ -110,7 +110,7 @@ func (b *bencher) run(ctx context.Context) (err error) {
 					return err
 				}
 			}
-		case Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceMany:
+		case Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceMany, AllGatherMany, ReduceScatterMany, BroadcastMany:
 			for _, bytes := range b.collectiveSizes(kind) {
 				for _, alg := range b.collectiveForms(kind) {
 					if err := b.collective(ctx, kind, alg, bytes); err != nil {
@@ -193,7 +193,7 @@ func (b *bencher) rows() int {
 			n += len(b.spec.Sizes) * len(b.algorithms())
 		case kind == AllReduceRMSNorm:
 			n += len(b.spec.Sizes)
-		case kind == AllReduceMany || constructors[kind] != "":
+		case slices.Contains(Lists, kind) || constructors[kind] != "":
 			n += len(b.collectiveSizes(kind)) * len(b.collectiveForms(kind))
 		case b.moves(kind):
 			n += len(b.spec.Sizes)

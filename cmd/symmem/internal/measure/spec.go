@@ -27,13 +27,19 @@ const (
 	AllReduceRMSNorm = "all_reduce_rms_norm" // with residual and RMSNorm, in one plan, and beside it in two
 	AllReduceMany    = "all_reduce_many"     // of Spec.Tensors tensors in one plan
 	AllReduceMatMul  = "all_reduce_matmul"   // beside products of matrices on another stream
+
+	// The same of lists, of Spec.Tensors tensors in one plan.
+	AllGatherMany     = "all_gather_many"
+	ReduceScatterMany = "reduce_scatter_many"
+	BroadcastMany     = "broadcast_many" // from rank 0
 )
 
-// DefaultKinds are the kinds of measurements that are taken unless others are asked for, and Kinds are all.
+// DefaultKinds are the kinds of measurements that are taken unless others are asked for, and Kinds are all. Lists are those of lists of tensors.
 var (
 	DefaultKinds = []string{AllReduce, Put, Get, PutSignal, Rendezvous, PlanRun}
-	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, PutSignalWait, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul)
-	Collectives  = []string{AllReduce, Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul, PlanRun} // that make plans
+	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, PutSignalWait, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul, AllGatherMany, ReduceScatterMany, BroadcastMany)
+	Collectives  = []string{AllReduce, Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul, PlanRun, AllGatherMany, ReduceScatterMany, BroadcastMany} // that make plans
+	Lists        = []string{AllReduceMany, AllGatherMany, ReduceScatterMany, BroadcastMany}
 )
 
 // AllAlgorithms, as the only element of Spec.Algorithms, stands for every form of all-reduce that there is for what is measured.
@@ -60,7 +66,7 @@ type Spec struct {
 	OutOfPlace  bool     `json:"out_of_place"`
 	Exclusive   bool     `json:"exclusive,omitempty"` // plans may take the whole of a device
 	Repetitions int      `json:"repetitions"`         // of each measurement
-	Tensors     int      `json:"tensors"`             // of AllReduceMany, each of the size
+	Tensors     int      `json:"tensors"`             // of a list, each of the size
 
 	Peer *PeerSpec `json:"peer,omitempty"` // nil measures none
 }
