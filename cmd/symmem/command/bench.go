@@ -27,7 +27,7 @@ func (a app) benchCommand() *cobra.Command {
 		Long: `Bench starts ranks on this machine and measures. In a job that torchrun, mpirun, srun or Kubernetes has started, each process is one rank
 of the job instead: all are given the same flags without --ranks, and rank 0 prints and writes the files. One repetition of a measurement is a barrier of all ranks and then many
 iterations back to back on one stream; its time is that of the slowest rank, and a row shows the median of the repetitions.
-Results of all-reduce are checked before they are measured.
+Results of collectives are checked before they are measured.
 
 all_reduce is in place. put and get are done by all ranks at once, each with the next. put_signal is one hop of a ring: put and
 signal to the next rank, wait for the one before; put_signal_wait is the same in one call. rendezvous is allocating 64 MiB and making it reachable for all, the first
@@ -51,9 +51,10 @@ those of one all-reduce with its share of the products: together, and beside tha
 
 Bus bandwidth is bytes/time * 2(W-1)/W of an all-reduce between W ranks, (W-1)/W of all_gather, reduce_scatter, all_to_all and all_to_all_v.
 
-On CUDA devices NCCL's own all-reduce, if libnccl.so.2 is there, is measured as a peer: right after ours, in the same processes
+On CUDA devices NCCL's own collective, if libnccl.so.2 is there, is measured as a peer, of all_reduce, broadcast, reduce, all_gather, reduce_scatter and
+all_to_all: right after ours, in the same processes
 and on the same stream, with as many iterations, on plain device memory, and again over symmetric windows (nccl_symmetric) with the
-best of several numbers of blocks. The ratio is the faster one's time divided by ours: above 1 it is slower. Its NVLink multicast is
+best of several numbers of blocks. Of all_reduce_many it is a group of calls, and of all_reduce_matmul it is on plain memory. The ratio is the faster one's time divided by ours: above 1 it is slower. Its NVLink multicast is
 switched off (NCCL_NVLS_ENABLE=0) unless the setting multicast is on. --peer nvshmem measures NVSHMEM's own reductions, on memory
 of its heap, instead, and --peer sglang SGLang's push kernels, on the same memory as ours, with the best of several launches; its
 --peer-library is the cubin that bench/peers/sglang.sh of the source makes.`,
@@ -78,7 +79,7 @@ of its heap, instead, and --peer sglang SGLang's push kernels, on the same memor
 	flags.StringVar(&o.Mode, "mode", "eager", "eager enqueues each piece of work; graph replays a captured graph of several")
 	flags.StringVar(&o.Place, "place", "in", "in reduces each tensor in place; out writes the result to another tensor")
 	flags.BoolVar(&o.Exclusive, "exclusive", false, "let the kernels of collectives take all of a GPU but a small part, where they take half of that, so that a second plan fits beside them")
-	flags.StringVar(&o.Peer, "peer", bench.PeerAuto, "library to measure beside all_reduce: auto takes nccl if it is there, nccl or nvshmem must be there, or none")
+	flags.StringVar(&o.Peer, "peer", bench.PeerAuto, "library to measure beside ours: auto takes nccl if it is there; nccl, nvshmem or sglang, which must be there; or none")
 	flags.StringVar(&o.PeerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; empty looks for it")
 	flags.IntVar(&o.Tensors, "tensors", 50, "tensors in the list of all_reduce_many")
 	flags.IntVar(&o.Repetitions, "reps", 15, "repetitions of each measurement")

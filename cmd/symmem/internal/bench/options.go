@@ -164,9 +164,9 @@ func (o *Options) peerSpec(kinds []string) (*measure.PeerSpec, error) {
 		return nil, fmt.Errorf("--peer is %s, which has no %s; choose another --dtype", o.Peer, dtype)
 	}
 	measured, with := slices.Contains(kinds, measure.AllReduce), measure.AllReduce
-	if o.Peer == PeerAuto || o.Peer == measure.NCCL { // which has groups of calls, and is measured beside products, too
-		measured = measured || slices.Contains(kinds, measure.AllReduceMany) || slices.Contains(kinds, measure.AllReduceMatMul)
-		with += ", " + measure.AllReduceMany + " or " + measure.AllReduceMatMul
+	if o.Peer == PeerAuto || o.Peer == measure.NCCL {
+		measured = slices.ContainsFunc(kinds, func(kind string) bool { return slices.Contains(measure.NCCLKinds, kind) })
+		with = "one of " + strings.Join(measure.NCCLKinds, ", ")
 	}
 	if o.Peer == PeerNone || !measured {
 		if p.Required && len(kinds) > 0 {

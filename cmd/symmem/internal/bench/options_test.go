@@ -27,6 +27,9 @@ func TestPeerFlags(t *testing.T) {
 		"nccl, i16":        {Options{Peer: measure.NCCL, DType: "i16"}, all, nil, "has no i16"},
 		"nccl, many":       {Options{Peer: measure.NCCL, DType: "f32"}, many, &measure.PeerSpec{Required: true}, ""},
 		"auto, many":       {Options{Peer: PeerAuto, DType: "f32"}, many, &measure.PeerSpec{}, ""},
+		"nccl, all_gather": {Options{Peer: measure.NCCL, DType: "f32"}, []string{measure.AllGather}, &measure.PeerSpec{Required: true}, ""},
+		"auto, all_to_all": {Options{Peer: PeerAuto, DType: "f32"}, []string{measure.AllToAll}, &measure.PeerSpec{}, ""},
+		"nccl, barrier":    {Options{Peer: measure.NCCL, DType: "f32"}, []string{measure.Barrier, measure.AllToAllV}, nil, "one of all_reduce, broadcast, "},
 		"nvshmem, many":    {Options{Peer: measure.NVSHMEM, DType: "f32", Op: "sum"}, many, nil, "all_reduce; add"}, // it has no groups of calls
 		"another":          {Options{Peer: "mpi", DType: "f32"}, all, nil, "auto, nccl, nvshmem, sglang, none"},
 		"nvshmem":          {Options{Peer: measure.NVSHMEM, DType: "i16", Op: "max"}, all, &measure.PeerSpec{Required: true, NVSHMEM: true}, ""},

@@ -85,6 +85,9 @@ func line(r *measure.Row) string {
 		}
 		return fmt.Sprintf("%s %s %s, %d ranks, %s", r.Backend, r.Kind, r.Algorithm, r.Ranks, r.Mode)
 	case measure.Broadcast, measure.Reduce, measure.AllGather, measure.ReduceScatter, measure.AllToAll, measure.AllToAllV, measure.AllReduceMany:
+		if r.Beside != "" {
+			return fmt.Sprintf("peer %s %s beside %s, %d ranks, %s", r.Backend, r.Kind, r.Beside, r.Ranks, r.Mode)
+		}
 		name := fmt.Sprintf("%s %s", r.Backend, r.Kind)
 		if r.Algorithm != "auto" {
 			name += " " + r.Algorithm

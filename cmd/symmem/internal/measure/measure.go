@@ -13,6 +13,7 @@ import (
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/nccl"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -38,15 +39,24 @@ const (
 // Run takes the measurements of spec on this rank and blocks until they are done. It is collective, and all ranks pass the same spec. Rank 0 reports
 // the results to rep. After an error the ranks may be at different places, and the process has to end.
 func Run(ctx context.Context, r *symmem.Rank, spec Spec, rep Reporter) error {
-	b := &bencher{spec: spec, r: r, rep: rep}
-	var err error
-	if b.dtype, err = tensor.ParseDType(spec.DType); err != nil {
-		return err
-	}
-	if b.op, err = kernels.ParseOp(spec.Op); err != nil {
+	b, err := newBencher(r, spec, rep)
+	if err != nil {
 		return err
 	}
 	return b.run(ctx)
+}
+
+// newBencher returns what measures spec on this rank.
+func newBencher(r *symmem.Rank, spec Spec, rep Reporter) (*bencher, error) {
+	b := &bencher{spec: spec, r: r, rep: rep, openNCCL: nccl.Load}
+	var err error
+	if b.dtype, err = tensor.ParseDType(spec.DType); err != nil {
+		return nil, err
+	}
+	if b.op, err = kernels.ParseOp(spec.Op); err != nil {
+		return nil, err
+	}
+	return b, nil
 }
 
 // bencher measures on one rank. All of its methods are collective.
@@ -62,7 +72,10 @@ type bencher struct {
 	nvshmem *nvshmemPeer // the same
 	sglang  *sglangPeer  // the same
 
+	openNCCL func(*nccl.Options) (*nccl.Library, error) // loads the library of the peer
+
 	unchecked bool // results are not checked before they are measured
+	most      int  // iterations of a repetition; 0 for as many as the size asks for
 
 	pool *pool // of tensors; nil makes new ones each time
 }
@@ -112,10 +125,8 @@ func (b *bencher) run(ctx context.Context) (err error) {
 			}
 		case Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceMany:
 			for _, bytes := range b.collectiveSizes(kind) {
-				for _, alg := range b.collectiveForms(kind) {
-					if err := b.collective(ctx, kind, alg, bytes); err != nil {
-						return fmt.Errorf("measuring %s of %s, %s: %w", kind, bytesize.Text(bytes), alg, err)
-					}
+				if err := b.collectives(ctx, kind, bytes); err != nil {
+					return err
 				}
 			}
 		case AllReduceRMSNorm:
@@ -171,13 +182,7 @@ func (b *bencher) allReduces(ctx context.Context, bytes int64) error {
 	if b.peer == nil || row == nil {
 		return nil
 	}
-	if err := b.peerAllReduce(ctx, *row); err != nil {
-		return fmt.Errorf("measuring NCCL's all-reduce of %s: %w", bytesize.Text(bytes), err)
-	}
-	if err := b.symmetricAllReduce(ctx, *row); err != nil {
-		return fmt.Errorf("measuring NCCL's all-reduce of %s over symmetric windows: %w", bytesize.Text(bytes), err)
-	}
-	return nil
+	return b.ncclCollective(ctx, *row)
 }
 
 // rows returns how many rows run reports, not counting those of peers.
@@ -258,7 +263,11 @@ func iterations(kind device.Kind, pointers bool, bytes int64) int {
 
 // iterations calls iterations for the backend of this rank.
 func (b *bencher) iterations(bytes int64) int {
-	return iterations(b.r.Device().Kind(), b.r.Capabilities().PeerPointers, bytes)
+	n := iterations(b.r.Device().Kind(), b.r.Capabilities().PeerPointers, bytes)
+	if b.most > 0 {
+		n = min(n, b.most)
+	}
+	return n
 }
 
 // timings holds the times per iteration on one rank, in microseconds, by repetition.
@@ -449,7 +458,7 @@ func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, closeAll(ctx)) }()
-	row := Row{Kind: AllReduce, Bytes: p.Bytes(), Place: "in place", DType: b.spec.DType, Op: b.spec.Op, Algorithm: algorithm,
+	row := Row{Kind: AllReduce, Bytes: p.Bytes(), Place: inPlace, DType: b.spec.DType, Op: b.spec.Op, Algorithm: algorithm,
 		Chosen: p.Algorithm().String()}
 	if b.spec.OutOfPlace {
 		row.Place = "out of place"
