@@ -33,6 +33,10 @@ all_reduce is in place. put and get are done by all ranks at once, each with the
 signal to the next rank, wait for the one before; put_signal_wait is the same in one call. rendezvous is allocating 64 MiB and making it reachable for all, the first
 time in a process and later. plan_run is what enqueuing one all-reduce of the smallest size costs the host.
 
+signal_wait is a hop without data: a signal to the next rank, and a wait for that of the one before. enqueue is what enqueuing costs the host, without the work itself: of a put of the
+smallest size, a signal, a wait and a barrier. heap_alloc is taking a tensor of the size from a symmetric heap and closing it, on the host; what was closed is reclaimed in between, which
+is not measured.
+
 broadcast, reduce, all_gather, reduce_scatter, all_to_all and all_to_all_v take those of the algorithms that they have, and auto if that is none;
 bytes are those of the whole message: what all_gather has put together, what reduce_scatter and all_to_all take apart, rounded up to shares of whole
 vectors of 16 bytes. all_to_all_v reads its
@@ -72,7 +76,7 @@ of its heap, instead, and --peer sglang SGLang's push kernels, on the same memor
 	flags.IntVarP(&o.Ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks to start, 1 to %d", launch.MaxRanks))
 	flags.StringVar(&o.Sizes, "sizes", "1K:64M", "bytes of a message: a range that doubles, or sizes with commas between them")
 	flags.StringVar(&o.Kinds, "kind", strings.Join(measure.DefaultKinds, ","),
-		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v, barrier, all_reduce_rms_norm, all_reduce_many and all_reduce_matmul")
+		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v, barrier, put_signal_wait, signal_wait, heap_alloc, enqueue, all_reduce_rms_norm, all_reduce_many and all_reduce_matmul")
 	flags.StringVar(&o.DType, "dtype", tensor.Float32.String(), "type of the elements of collectives")
 	flags.StringVar(&o.Op, "op", kernels.Sum.String(), "operation of reductions: sum, prod, min, max or avg")
 	flags.StringVar(&o.Algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot, transfers, another by its name, or all")

@@ -94,7 +94,7 @@ func line(r *measure.Row) string {
 		}
 		return fmt.Sprintf("%s, %d ranks, %s", name, r.Ranks, r.Mode)
 	}
-	if transfers(r.Kind) {
+	if transfers(r.Kind) || r.Kind == measure.HeapAlloc { // which has times only
 		return fmt.Sprintf("%s %s, %d ranks", r.Backend, r.Kind, r.Ranks)
 	}
 	return ""

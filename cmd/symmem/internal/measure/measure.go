@@ -15,6 +15,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/nccl"
 	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -143,14 +144,26 @@ func (b *bencher) run(ctx context.Context) (err error) {
 			if err := b.planRun(ctx); err != nil {
 				return fmt.Errorf("measuring Plan.Run: %w", err)
 			}
-		case Put, Get, PutSignal, PutSignalWait:
+		case HeapAlloc:
+			for _, bytes := range b.spec.Sizes {
+				if err := b.heapAlloc(ctx, bytes); err != nil {
+					return fmt.Errorf("measuring %s of %s: %w", kind, bytesize.Text(bytes), err)
+				}
+			}
+		case Put, Get, PutSignal, PutSignalWait, SignalWait, Enqueue:
 			if !b.moves(kind) {
 				if err := b.skip(kind); err != nil {
 					return err
 				}
 				continue
 			}
-			for _, bytes := range b.spec.Sizes {
+			if kind == Enqueue {
+				if err := b.enqueuing(ctx); err != nil {
+					return fmt.Errorf("measuring %s: %w", kind, err)
+				}
+				continue
+			}
+			for _, bytes := range b.transferSizes(kind) {
 				if err := b.transfer(ctx, kind, bytes); err != nil {
 					return fmt.Errorf("measuring %s of %s: %w", kind, bytesize.Text(bytes), err)
 				}
@@ -196,12 +209,14 @@ func (b *bencher) rows() int {
 			n++
 		case kind == AllReduce, kind == AllReduceMatMul:
 			n += len(b.spec.Sizes) * len(b.algorithms())
-		case kind == AllReduceRMSNorm:
+		case kind == AllReduceRMSNorm, kind == HeapAlloc:
 			n += len(b.spec.Sizes)
 		case kind == AllReduceMany || constructors[kind] != "":
 			n += len(b.collectiveSizes(kind)) * len(b.collectiveForms(kind))
+		case kind == Enqueue && b.moves(kind):
+			n += enqueueRows
 		case b.moves(kind):
-			n += len(b.spec.Sizes)
+			n += len(b.transferSizes(kind))
 		case !slices.Equal(b.spec.Kinds, DefaultKinds):
 			n++ // that says why not
 		}
@@ -371,7 +386,7 @@ func (b *bencher) tellRow(row Row, slowest []float64) error {
 	row.Exclusive = b.spec.Exclusive && slices.Contains(Collectives, row.Kind)
 	row.Ranks, row.Repetitions = b.r.WorldSize(), len(slowest)
 	row.Median, row.Min, row.Max = median(slowest), slowest[0], slowest[len(slowest)-1]
-	if row.Median > 0 && row.Kind != PlanRun && row.Kind != Rendezvous && row.Kind != AllReduceMatMul {
+	if row.Median > 0 && row.Kind != PlanRun && !slices.Contains([]string{Rendezvous, HeapAlloc, Enqueue, AllReduceMatMul}, row.Kind) {
 		row.Bandwidth = float64(row.Bytes) / row.Median / 1e3
 	}
 	row.Bus = row.Bandwidth * busFactor(row.Kind, row.Ranks)
@@ -512,18 +527,32 @@ func (b *bencher) planRun(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll(ctx)) }()
-	n := b.iterations(p.Bytes())
-	times, err := b.measure(ctx, n, 1, func() error { return p.Run(b.s) })
-	if err != nil {
-		return err
-	}
 	row := Row{Kind: PlanRun, Bytes: p.Bytes(), DType: b.spec.DType, Op: b.spec.Op, Algorithm: b.algorithms()[0],
-		Chosen: p.Algorithm().String(), Iterations: n}
-	return b.report(ctx, row, times.host)
+		Chosen: p.Algorithm().String(), Iterations: b.iterations(p.Bytes())}
+	return b.hostTime(ctx, row, func() error { return p.Run(b.s) })
 }
 
-// transfer measures put, get, or a hop of a ring.
-func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error {
+// neighbours returns the ranks after and before this one in a ring.
+func (b *bencher) neighbours() (next, before int) {
+	w := b.r.WorldSize()
+	return (b.r.Rank() + 1) % w, (b.r.Rank() + w - 1) % w
+}
+
+// transferSizes returns the sizes of a kind of transfer to measure: a signal has none.
+func (b *bencher) transferSizes(kind string) []int64 {
+	if kind == SignalWait {
+		return []int64{0}
+	}
+	return b.spec.Sizes
+}
+
+// enqueueRows is how many things enqueuing measures, and enqueueBurst how many of one are enqueued back to back: fewer than a driver's queue has room for, which the host
+// would have to wait for otherwise.
+const enqueueRows, enqueueBurst = 4, 500
+
+// enqueuing measures what enqueuing costs the host of what programs put together themselves.
+func (b *bencher) enqueuing(ctx context.Context) error {
+	bytes := b.spec.Sizes[0]
 	remote, err := b.tensorOf(ctx, tensor.Uint8, bytes)
 	if err != nil {
 		return err
@@ -532,8 +561,83 @@ func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error 
 	if err != nil {
 		return err
 	}
-	w := b.r.WorldSize()
-	next, before := (b.r.Rank()+1)%w, (b.r.Rank()+w-1)%w
+	next, before := b.neighbours()
+	for _, one := range [enqueueRows]struct {
+		what    string
+		bytes   int64
+		enqueue func() error
+	}{
+		{"put", bytes, func() error { return remote.Put(b.s, next, local) }},
+		// Signals are counted: the waits find them, as many as there are.
+		{"signal", 0, func() error { return remote.Signal(b.s, next, signalChannel) }},
+		{"wait", 0, func() error { return remote.Wait(b.s, before, signalChannel) }},
+		{"barrier", 0, func() error { return remote.Barrier(b.s, barrierChannel) }},
+	} {
+		row := Row{Kind: Enqueue, Bytes: one.bytes, Note: one.what, Iterations: min(b.iterations(max(one.bytes, 1)), enqueueBurst)}
+		if err := b.hostTime(ctx, row, one.enqueue); err != nil {
+			return fmt.Errorf("%s: %w", one.what, err)
+		}
+	}
+	return errors.Join(local.Close(ctx), remote.Close(ctx))
+}
+
+// hostTime measures what enqueuing costs the host, without the work itself, as often as the row says, and reports the row.
+func (b *bencher) hostTime(ctx context.Context, row Row, enqueue func() error) error {
+	times, err := b.measure(ctx, row.Iterations, 1, enqueue)
+	if err != nil {
+		return err
+	}
+	return b.report(ctx, row, times.host)
+}
+
+const (
+	// heapBytes is how much memory the tensors of one repetition of HeapAlloc take, if that is more than one of them, and heapIterations how many they are at most.
+	heapBytes      = 256 << 20
+	heapIterations = 1000
+)
+
+// heapAlloc measures taking a tensor of bytes from a heap and closing it. What was closed is reclaimed between the repetitions.
+func (b *bencher) heapAlloc(ctx context.Context, bytes int64) (err error) {
+	each := (bytes + memory.HeapAlign - 1) / memory.HeapAlign * memory.HeapAlign
+	n := min(max(heapBytes/each, 1), heapIterations)
+	h, err := b.r.NewHeap(ctx, n*each)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, h.Close(ctx)) }()
+	var times []float64
+	for i := range b.spec.Repetitions + 1 {
+		if err := errors.Join(h.Reclaim(ctx), b.r.Barrier(ctx)); err != nil {
+			return err
+		}
+		began := time.Now()
+		for range n {
+			t, err := h.Zeros(ctx, tensor.Uint8, bytes)
+			if err != nil {
+				return err
+			}
+			if err := t.Close(ctx); err != nil {
+				return err
+			}
+		}
+		if i > 0 { // the first does not count
+			times = append(times, float64(time.Since(began).Nanoseconds())/1e3/float64(n))
+		}
+	}
+	return b.report(ctx, Row{Kind: HeapAlloc, Bytes: bytes, Iterations: int(n)}, times)
+}
+
+// transfer measures put, get, or a hop of a ring.
+func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error {
+	remote, err := b.tensorOf(ctx, tensor.Uint8, max(bytes, 1))
+	if err != nil {
+		return err
+	}
+	local, err := b.tensorOf(ctx, tensor.Uint8, max(bytes, 1))
+	if err != nil {
+		return err
+	}
+	next, before := b.neighbours()
 	enqueue := func() error { return remote.Put(b.s, next, local) }
 	switch kind {
 	case Get:
@@ -541,6 +645,13 @@ func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error 
 	case PutSignal:
 		enqueue = func() error {
 			if err := remote.PutSignal(b.s, next, local, signalChannel); err != nil {
+				return err
+			}
+			return remote.Wait(b.s, before, signalChannel)
+		}
+	case SignalWait:
+		enqueue = func() error {
+			if err := remote.Signal(b.s, next, signalChannel); err != nil {
 				return err
 			}
 			return remote.Wait(b.s, before, signalChannel)

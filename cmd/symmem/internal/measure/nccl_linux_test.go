@@ -169,3 +169,30 @@ func TestNCCLThatIsWrong(t *testing.T) {
 		assert.Equal(t, native.Name, rows[0].Backend)
 	}
 }
+
+// TestPartsOnGPUs: what has no peer is measured on GPUs as elsewhere, and nothing is left of it; as many rows come as were announced.
+func TestPartsOnGPUs(t *testing.T) {
+	ranks := simulated(t, 2, "Somebody's GPU")
+	var rep countedRows
+	onRanks(t, ranks, func(r *symmem.Rank) error {
+		b, err := newBencher(r, Spec{Kinds: []string{SignalWait, HeapAlloc, Enqueue, PutSignal, PlanRun}, Sizes: []int64{64, 4096}, DType: "f32", Op: "sum", Algorithms: []string{"auto"}, Repetitions: 2}, &rep)
+		if err != nil {
+			return err
+		}
+		b.most = 3
+		return b.run(t.Context())
+	})
+	assert.Len(t, rep.rows, rep.announced)
+	assert.Len(t, rep.rows, 1+2+enqueueRows+2+1)
+	for _, row := range rep.rows {
+		assert.Positive(t, row.Median, row.Kind)
+	}
+}
+
+// countedRows collects rows, and how many were announced.
+type countedRows struct {
+	rowsOf
+	announced int
+}
+
+func (r *countedRows) Rows(n int) error { r.announced = n; return nil }

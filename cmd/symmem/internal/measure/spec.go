@@ -15,6 +15,10 @@ const (
 	PlanRun    = "plan_run"   // what enqueuing one run costs the host
 
 	PutSignalWait = "put_signal_wait" // the same hop in one call
+	SignalWait    = "signal_wait"     // a hop without data
+
+	HeapAlloc = "heap_alloc" // take a tensor from a symmetric heap and close it: host time
+	Enqueue   = "enqueue"    // what enqueuing a put, a signal, a wait or a barrier costs the host
 
 	Broadcast     = "broadcast" // from rank 0
 	Reduce        = "reduce"    // to rank 0
@@ -32,7 +36,7 @@ const (
 // DefaultKinds are the kinds of measurements that are taken unless others are asked for, and Kinds are all.
 var (
 	DefaultKinds = []string{AllReduce, Put, Get, PutSignal, Rendezvous, PlanRun}
-	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, PutSignalWait, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul)
+	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, PutSignalWait, SignalWait, HeapAlloc, Enqueue, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul)
 	Collectives  = []string{AllReduce, Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul, PlanRun} // that make plans
 )
 
@@ -82,7 +86,7 @@ type Row struct {
 	Mode        string  `json:"mode,omitempty"`      // eager or graph
 	Place       string  `json:"place,omitempty"`     // in place or out of place
 	Exclusive   bool    `json:"exclusive,omitempty"` // the plans, or those that a peer is compared with, might take the whole of a device
-	Note        string  `json:"note,omitempty"`      // first or later, of rendezvous; what was measured, of a peer
+	Note        string  `json:"note,omitempty"`      // first or later, of rendezvous; what is enqueued, of enqueue; what was measured, of a peer
 	Iterations  int     `json:"iterations"`          // back to back, in one repetition
 	Repetitions int     `json:"repetitions"`
 	Median      float64 `json:"median_us"` // of the repetitions, per iteration
