@@ -61,7 +61,10 @@ and on the same stream, with as many iterations, on plain device memory, and aga
 best of several numbers of blocks. Of all_reduce_many it is a group of calls, and of all_reduce_matmul it is on plain memory. The ratio is the faster one's time divided by ours: above 1 it is slower. Its NVLink multicast is
 switched off (NCCL_NVLS_ENABLE=0) unless the setting multicast is on. --peer nvshmem measures NVSHMEM's own reductions, on memory
 of its heap, instead, and --peer sglang SGLang's push kernels, on the same memory as ours, with the best of several launches; its
---peer-library is the cubin that bench/peers/sglang.sh of the source makes.`,
+--peer-library is the cubin that bench/peers/sglang.sh of the source makes. --peer pytorch measures the all-reduces of PyTorch's symmetric memory
+(torch.ops.symm_mem), sums of bf16 and f32, in a process of its own for each rank, on the rank's GPU, with as many iterations; python3 runs it, or the Python that
+--peer-library names. Variables of the environment that say whether PyTorch and its NCCL take multicast stay as they are; where they say nothing it is
+switched off unless the setting multicast is on.`,
 		Example: "  symmem bench -n 2 --sizes 1K:64M --algorithm all --output out.json --plot out.png\n" +
 			"  srun --nodes 2 --ntasks-per-node 4 symmem bench --backend nixl\n" +
 			"  symmem bench --backend native --kind all_reduce --dtype bf16 --mode graph --peer nccl",
@@ -83,8 +86,8 @@ of its heap, instead, and --peer sglang SGLang's push kernels, on the same memor
 	flags.StringVar(&o.Mode, "mode", "eager", "eager enqueues each piece of work; graph replays a captured graph of several")
 	flags.StringVar(&o.Place, "place", "in", "in reduces each tensor in place; out writes the result to another tensor")
 	flags.BoolVar(&o.Exclusive, "exclusive", false, "let the kernels of collectives take all of a GPU but a small part, where they take half of that, so that a second plan fits beside them")
-	flags.StringVar(&o.Peer, "peer", bench.PeerAuto, "library to measure beside ours: auto takes nccl if it is there; nccl, nvshmem or sglang, which must be there; or none")
-	flags.StringVar(&o.PeerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; empty looks for it")
+	flags.StringVar(&o.Peer, "peer", bench.PeerAuto, "library to measure beside ours: auto takes nccl if it is there; nccl, nvshmem, sglang or pytorch, which must be there; or none")
+	flags.StringVar(&o.PeerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; of pytorch the Python that has it; empty looks for it")
 	flags.IntVar(&o.Tensors, "tensors", 50, "tensors in the list of all_reduce_many")
 	flags.IntVar(&o.Repetitions, "reps", 15, "repetitions of each measurement")
 	flags.BoolVar(&o.JSON, "json", false, jsonUsage)

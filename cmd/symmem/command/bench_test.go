@@ -49,7 +49,7 @@ func TestOneFileForTwo(t *testing.T) {
 
 func TestPeerUsage(t *testing.T) {
 	for says, args := range map[string][]string{
-		"auto, nccl, nvshmem, sglang, none": {"--peer", "mpi"},
+		"auto, nccl, nvshmem, sglang, pytorch, none": {"--peer", "mpi"},
 		"has no u16":                        {"--peer", "nccl", "--dtype", "u16"},
 		"no --peer-library":                 {"--peer", "sglang", "--dtype", "bf16"},
 		"add that to --kind":                {"--peer", "nccl", "--kind", measure.Put},

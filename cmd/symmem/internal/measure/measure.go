@@ -72,6 +72,7 @@ type bencher struct {
 
 	nvshmem *nvshmemPeer // the same
 	sglang  *sglangPeer  // the same
+	pytorch *pytorchPeer // the same
 
 	openNCCL func(*nccl.Options) (*nccl.Library, error) // loads the library of the peer
 
@@ -86,6 +87,7 @@ func (b *bencher) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.s.Close()) }()
+	defer b.closePyTorch()
 	// Nothing is measured if a required peer is missing.
 	lib, refused, err := b.loadPeer(ctx)
 	if err != nil || refused {
@@ -190,6 +192,11 @@ func (b *bencher) allReduces(ctx context.Context, bytes int64) error {
 	if b.sglang != nil && row != nil {
 		if err := b.sglangAllReduce(ctx, *row); err != nil {
 			return fmt.Errorf("measuring SGLang's all-reduce of %s: %w", bytesize.Text(bytes), err)
+		}
+	}
+	if b.pytorch != nil && row != nil {
+		if err := b.pytorchAllReduce(ctx, *row); err != nil {
+			return fmt.Errorf("measuring PyTorch's all-reduce of %s: %w", bytesize.Text(bytes), err)
 		}
 	}
 	if b.peer == nil || row == nil {

@@ -130,6 +130,10 @@ func (b *bencher) loadPeer(ctx context.Context) (lib *nccl.Library, refused bool
 		refused, err = b.openSGLang(ctx)
 		return nil, refused, err
 	}
+	if spec.PyTorch {
+		refused, err = b.openPyTorch(ctx)
+		return nil, refused, err
+	}
 	if kind := b.r.Device().Kind(); kind != device.CUDA {
 		if !spec.Required {
 			return nil, false, nil // nobody expects it there

@@ -51,6 +51,7 @@ const (
 	NVSHMEM       = "nvshmem"
 	Unfused       = "unfused" // of AllReduceRMSNorm: our own all-reduce and RMSNorm, one after the other
 	SGLang        = "sglang"  // its push kernels
+	PyTorch       = "pytorch" // its symmetric memory
 )
 
 // Spec is what the ranks measure. It is the same on all of them.
@@ -114,6 +115,7 @@ type PeerSpec struct {
 	Timeout   time.Duration `json:"timeout_ns"`        // of coming together
 	NVSHMEM   bool          `json:"nvshmem,omitempty"` // it is NVSHMEM's reductions, and not NCCL
 	SGLang    bool          `json:"sglang,omitempty"`  // it is SGLang's kernels, and Library is their cubin
+	PyTorch   bool          `json:"pytorch,omitempty"` // it is PyTorch's symmetric memory, and Library is the Python that has it; "" is python3
 }
 
 // Reporter receives what rank 0 finds, one call at a time. An error ends the measuring.
@@ -133,6 +135,8 @@ func (p *PeerSpec) name() string {
 		return NVSHMEM
 	case p.SGLang:
 		return SGLang
+	case p.PyTorch:
+		return PyTorch
 	}
 	return NCCL
 }
