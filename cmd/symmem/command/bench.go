@@ -27,11 +27,15 @@ func (a app) benchCommand() *cobra.Command {
 		Long: `Bench starts ranks on this machine and measures. In a job that torchrun, mpirun, srun or Kubernetes has started, each process is one rank
 of the job instead: all are given the same flags without --ranks, and rank 0 prints and writes the files. One repetition of a measurement is a barrier of all ranks and then many
 iterations back to back on one stream; its time is that of the slowest rank, and a row shows the median of the repetitions.
-Results of all-reduce are checked before they are measured.
+Results of collectives are checked before they are measured.
 
 all_reduce is in place. put and get are done by all ranks at once, each with the next. put_signal is one hop of a ring: put and
 signal to the next rank, wait for the one before; put_signal_wait is the same in one call. rendezvous is allocating 64 MiB and making it reachable for all, the first
 time in a process and later. plan_run is what enqueuing one all-reduce of the smallest size costs the host.
+
+signal_wait is a hop without data: a signal to the next rank, and a wait for that of the one before. enqueue is what enqueuing costs the host, without the work itself: of a put of the
+smallest size, a signal, a wait and a barrier. heap_alloc is taking a tensor of the size from a symmetric heap and closing it, on the host; what was closed is reclaimed in between, which
+is not measured.
 
 broadcast, reduce, all_gather, reduce_scatter, all_to_all and all_to_all_v take those of the algorithms that they have, and auto if that is none;
 bytes are those of the whole message: what all_gather has put together, what reduce_scatter and all_to_all take apart, rounded up to shares of whole
@@ -51,12 +55,16 @@ those of one all-reduce with its share of the products: together, and beside tha
 
 Bus bandwidth is bytes/time * 2(W-1)/W of an all-reduce between W ranks, (W-1)/W of all_gather, reduce_scatter, all_to_all and all_to_all_v, and of lists as of one tensor.
 
-On CUDA devices NCCL's own all-reduce, if libnccl.so.2 is there, is measured as a peer: right after ours, in the same processes
+On CUDA devices NCCL's own collective, if libnccl.so.2 is there, is measured as a peer, of all_reduce, broadcast, reduce, all_gather, reduce_scatter and
+all_to_all: right after ours, in the same processes
 and on the same stream, with as many iterations, on plain device memory, and again over symmetric windows (nccl_symmetric) with the
-best of several numbers of blocks. The ratio is the faster one's time divided by ours: above 1 it is slower. Its NVLink multicast is
+best of several numbers of blocks. Of all_reduce_many it is a group of calls, and of all_reduce_matmul it is on plain memory. The ratio is the faster one's time divided by ours: above 1 it is slower. Its NVLink multicast is
 switched off (NCCL_NVLS_ENABLE=0) unless the setting multicast is on. --peer nvshmem measures NVSHMEM's own reductions, on memory
 of its heap, instead, and --peer sglang SGLang's push kernels, on the same memory as ours, with the best of several launches; its
---peer-library is the cubin that bench/peers/sglang.sh of the source makes.`,
+--peer-library is the cubin that bench/peers/sglang.sh of the source makes. --peer pytorch measures the all-reduces of PyTorch's symmetric memory
+(torch.ops.symm_mem), sums of bf16 and f32, in a process of its own for each rank, on the rank's GPU, with as many iterations; python3 runs it, or the Python that
+--peer-library names. Variables of the environment that say whether PyTorch and its NCCL take multicast stay as they are; where they say nothing it is
+switched off unless the setting multicast is on.`,
 		Example: "  symmem bench -n 2 --sizes 1K:64M --algorithm all --output out.json --plot out.png\n" +
 			"  srun --nodes 2 --ntasks-per-node 4 symmem bench --backend nixl\n" +
 			"  symmem bench --backend native --kind all_reduce --dtype bf16 --mode graph --peer nccl",
@@ -71,15 +79,15 @@ of its heap, instead, and --peer sglang SGLang's push kernels, on the same memor
 	flags.IntVarP(&o.Ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks to start, 1 to %d", launch.MaxRanks))
 	flags.StringVar(&o.Sizes, "sizes", "1K:64M", "bytes of a message: a range that doubles, or sizes with commas between them")
 	flags.StringVar(&o.Kinds, "kind", strings.Join(measure.DefaultKinds, ","),
-		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v, barrier, all_reduce_rms_norm, all_reduce_many, all_gather_many, reduce_scatter_many, broadcast_many and all_reduce_matmul")
+		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v, barrier, put_signal_wait, signal_wait, heap_alloc, enqueue, all_reduce_rms_norm, all_reduce_many, all_gather_many, reduce_scatter_many, broadcast_many and all_reduce_matmul")
 	flags.StringVar(&o.DType, "dtype", tensor.Float32.String(), "type of the elements of collectives")
 	flags.StringVar(&o.Op, "op", kernels.Sum.String(), "operation of reductions: sum, prod, min, max or avg")
 	flags.StringVar(&o.Algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot, transfers, another by its name, or all")
 	flags.StringVar(&o.Mode, "mode", "eager", "eager enqueues each piece of work; graph replays a captured graph of several")
 	flags.StringVar(&o.Place, "place", "in", "in reduces each tensor in place; out writes the result to another tensor")
 	flags.BoolVar(&o.Exclusive, "exclusive", false, "let the kernels of collectives take all of a GPU but a small part, where they take half of that, so that a second plan fits beside them")
-	flags.StringVar(&o.Peer, "peer", bench.PeerAuto, "library to measure beside all_reduce: auto takes nccl if it is there, nccl or nvshmem must be there, or none")
-	flags.StringVar(&o.PeerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; empty looks for it")
+	flags.StringVar(&o.Peer, "peer", bench.PeerAuto, "library to measure beside ours: auto takes nccl if it is there; nccl, nvshmem, sglang or pytorch, which must be there; or none")
+	flags.StringVar(&o.PeerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; of pytorch the Python that has it; empty looks for it")
 	flags.IntVar(&o.Tensors, "tensors", 50, "tensors in the list of all_reduce_many and the others of lists")
 	flags.IntVar(&o.Repetitions, "reps", 15, "repetitions of each measurement")
 	flags.BoolVar(&o.JSON, "json", false, jsonUsage)

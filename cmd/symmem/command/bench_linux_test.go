@@ -3,6 +3,7 @@ package command
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"image/png"
 	"os"
 	"os/exec"
@@ -111,6 +112,33 @@ func TestBenchBarrier(t *testing.T) {
 	assert.Equal(t, measure.Barrier, report.Rows[0].Kind)
 	assert.Zero(t, report.Rows[0].Bytes)
 	assert.Positive(t, report.Rows[0].Median)
+}
+
+// TestBenchOfParts: signals without data, heaps, and what enqueuing costs, each in rows of its own; of one rank what is between ranks says so.
+func TestBenchOfParts(t *testing.T) {
+	args := []string{"bench", "--backend", "host", "--kind", strings.Join([]string{measure.SignalWait, measure.HeapAlloc, measure.Enqueue}, ","), "--sizes", "1000,1M", "--reps", "2", "--json"}
+	r := call(t, "", environ(), append(args, "--ranks", "2", "--mode", "graph")...)
+	require.Equal(t, exit.OK, r.status, r.err)
+	var report bench.Report
+	require.NoError(t, json.Unmarshal([]byte(r.out), &report))
+	var rows []string
+	for _, row := range report.Rows {
+		rows = append(rows, strings.TrimSpace(fmt.Sprintf("%s %d %s%s", row.Kind, row.Bytes, row.Mode, row.Note)))
+		assert.Positive(t, row.Median)
+		assert.Positive(t, row.Iterations)
+		assert.Equal(t, 2, row.Repetitions)
+		assert.Zero(t, row.Bandwidth)
+	}
+	assert.Equal(t, []string{"signal_wait 0 graph", "heap_alloc 1000", "heap_alloc 1048576", "enqueue 1000 put", "enqueue 0 signal", "enqueue 0 wait", "enqueue 0 barrier"}, rows)
+
+	r = call(t, "", environ(), append(args, "--ranks", "1")...)
+	require.Equal(t, exit.OK, r.status, r.err)
+	report = bench.Report{}
+	require.NoError(t, json.Unmarshal([]byte(r.out), &report))
+	assert.Len(t, report.Rows, 2)
+	require.Len(t, report.Skipped, 2)
+	assert.Contains(t, report.Skipped[0].Reason, "signal_wait is between ranks")
+	assert.Contains(t, report.Skipped[1].Reason, "enqueue is between ranks")
 }
 
 // TestBenchRMSNorm: an all-reduce with RMSNorm is measured, and the two apart beside it.

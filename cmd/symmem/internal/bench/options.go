@@ -16,7 +16,7 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// The values of --peer that are not the name of a peer. A peer that is named, measure.NCCL, measure.NVSHMEM or measure.SGLang, is required.
+// The values of --peer that are not the name of a peer. A peer that is named, measure.NCCL, measure.NVSHMEM, measure.SGLang or measure.PyTorch, is required.
 const (
 	PeerAuto = "auto" // NCCL if the backend works on CUDA devices and the library is there
 	PeerNone = "none"
@@ -26,7 +26,7 @@ const (
 var (
 	Modes  = []string{"eager", "graph"}
 	Places = []string{"in", "out"}
-	Peers  = []string{PeerAuto, measure.NCCL, measure.NVSHMEM, measure.SGLang, PeerNone}
+	Peers  = []string{PeerAuto, measure.NCCL, measure.NVSHMEM, measure.SGLang, measure.PyTorch, PeerNone}
 )
 
 // partial are the flags that some of measure.Kinds have, with those kinds.
@@ -72,7 +72,7 @@ type Options struct {
 	Kinds                string // of measure.Kinds, with commas between them
 	DType, Op, Algorithm string // of all-reduce
 	Mode, Place, Peer    string // of Modes, Places and Peers
-	PeerLibrary          string // file or folder; "" looks for it
+	PeerLibrary          string // file or folder, of PyTorch the Python that has it; "" looks for it
 	OutputFile, PlotFile string // "" writes none
 	Ranks, Repetitions   int
 	Tensors              int  // of measure.Lists
@@ -158,15 +158,18 @@ func (o *Options) peerSpec(kinds []string) (*measure.PeerSpec, error) {
 	if o.Peer == measure.SGLang && slices.Contains(kinds, measure.AllReduce) {
 		return o.sglangSpec()
 	}
+	if o.Peer == measure.PyTorch && slices.Contains(kinds, measure.AllReduce) {
+		return o.pytorchSpec()
+	}
 	p := &measure.PeerSpec{Required: o.Peer != PeerAuto && o.Peer != PeerNone, Library: o.PeerLibrary}
 	dtype, err := tensor.ParseDType(o.DType)
 	if err == nil && !measure.NCCLHas(dtype) && o.Peer == measure.NCCL {
 		return nil, fmt.Errorf("--peer is %s, which has no %s; choose another --dtype", o.Peer, dtype)
 	}
 	measured, with := slices.Contains(kinds, measure.AllReduce), measure.AllReduce
-	if o.Peer == PeerAuto || o.Peer == measure.NCCL { // which has groups of calls, and is measured beside products, too
-		measured = measured || slices.Contains(kinds, measure.AllReduceMany) || slices.Contains(kinds, measure.AllReduceMatMul)
-		with += ", " + measure.AllReduceMany + " or " + measure.AllReduceMatMul
+	if o.Peer == PeerAuto || o.Peer == measure.NCCL {
+		measured = slices.ContainsFunc(kinds, func(kind string) bool { return slices.Contains(measure.NCCLKinds, kind) })
+		with = "one of " + strings.Join(measure.NCCLKinds, ", ")
 	}
 	if o.Peer == PeerNone || !measured {
 		if p.Required && len(kinds) > 0 {
@@ -204,4 +207,14 @@ func (o *Options) sglangSpec() (*measure.PeerSpec, error) {
 		return nil, fmt.Errorf("--peer is %s, and there is no --peer-library; give the cubin that bench/peers/sglang.sh makes", o.Peer)
 	}
 	return &measure.PeerSpec{Required: true, SGLang: true, Library: o.PeerLibrary}, nil
+}
+
+// pytorchSpec checks the flags of bench for the peer PyTorch.
+func (o *Options) pytorchSpec() (*measure.PeerSpec, error) {
+	dtype, err := tensor.ParseDType(o.DType)
+	op, opErr := kernels.ParseOp(o.Op)
+	if err == nil && opErr == nil && !measure.PyTorchHas(dtype, op) {
+		return nil, fmt.Errorf("--peer is %s, which has no %s of %s; choose the sum of bf16 or f32", o.Peer, op, dtype)
+	}
+	return &measure.PeerSpec{Required: true, PyTorch: true, Library: o.PeerLibrary}, nil
 }

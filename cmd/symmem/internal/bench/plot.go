@@ -85,13 +85,16 @@ func line(r *measure.Row) string {
 		}
 		return fmt.Sprintf("%s %s %s, %d ranks, %s", r.Backend, r.Kind, r.Algorithm, r.Ranks, r.Mode)
 	case measure.Broadcast, measure.Reduce, measure.AllGather, measure.ReduceScatter, measure.AllToAll, measure.AllToAllV, measure.AllReduceMany, measure.AllGatherMany, measure.ReduceScatterMany, measure.BroadcastMany:
+		if r.Beside != "" {
+			return fmt.Sprintf("peer %s %s beside %s, %d ranks, %s", r.Backend, r.Kind, r.Beside, r.Ranks, r.Mode)
+		}
 		name := fmt.Sprintf("%s %s", r.Backend, r.Kind)
 		if r.Algorithm != "auto" {
 			name += " " + r.Algorithm
 		}
 		return fmt.Sprintf("%s, %d ranks, %s", name, r.Ranks, r.Mode)
 	}
-	if transfers(r.Kind) {
+	if transfers(r.Kind) || r.Kind == measure.HeapAlloc { // which has times only
 		return fmt.Sprintf("%s %s, %d ranks", r.Backend, r.Kind, r.Ranks)
 	}
 	return ""

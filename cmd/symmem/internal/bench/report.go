@@ -90,7 +90,7 @@ func (r *Report) writeJSON(w io.Writer) error {
 }
 
 // besidePeers are the kinds that peers have, too.
-var besidePeers = []string{measure.AllReduce, measure.AllReduceMany, measure.AllReduceRMSNorm, measure.AllReduceMatMul}
+var besidePeers = append(slices.Clone(measure.NCCLKinds), measure.AllReduceRMSNorm)
 
 // compare sets in each of our rows what the fastest peer took for the same in the same run.
 func (r *Report) compare() {

@@ -61,6 +61,22 @@ func TestPeerIsCompared(t *testing.T) {
 	assert.InDelta(t, 3, report.Rows[1].PeerRatio, 0)
 	assert.Zero(t, report.Rows[4].PeerRatio)
 
+	// So are other collectives, which have lines of their own in the picture.
+	report = comparison()
+	for i := range report.Rows {
+		if report.Rows[i].Kind == measure.AllReduce {
+			report.Rows[i].Kind, report.Rows[i].Place = measure.AllGather, "out of place"
+		}
+	}
+	report.compare()
+	assert.InDelta(t, 3, report.Rows[1].PeerRatio, 0)
+	assert.InDelta(t, 1.25, report.Rows[5].PeerRatio, 0)
+	assert.Contains(t, report.lines(), "peer nccl all_gather beside native, 4 ranks, graph")
+	assert.Contains(t, report.lines(), "native all_gather one_shot, 4 ranks, graph")
+	var table strings.Builder
+	require.NoError(t, report.writeTable(&table))
+	assert.Contains(t, table.String(), "nccl us")
+
 	// Another mode is another measurement.
 	report = comparison()
 	report.Rows[3].Mode = "eager"

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
@@ -15,28 +16,73 @@ import (
 // checkChunk is how many elements are written or read at a time.
 const checkChunk = 1 << 20
 
-// reduction is an all-reduce whose result can be checked. It reads the elements at in and writes the result to out, which may be the
-// same.
+// reduction is a collective whose result can be checked: an all-reduce, or another that kind names. It reads what begins at in and writes what it makes to out, which may
+// be the same.
 type reduction struct {
+	kind     string // "" is AllReduce
 	name     string // as errors call it
 	dtype    tensor.DType
-	elements int64
+	elements int64 // of the whole: of a collective with shares, those of all ranks
 	op       kernels.Op
 	in, out  device.Ptr
 	enqueue  func() error // one run, on the stream of the bencher
 	// tolerance is the relative error that a result may have: 0 unless it is known to be rounded.
 	tolerance float64
-	// ends checks only the first and the last chunk. The input is known to hold zeros elsewhere.
+	// ends checks only the first and the last chunk, of each share where there are shares.
 	ends bool
 }
 
-// starts returns where the chunks of n elements begin that are filled and compared.
-func (r *reduction) starts(n int64) []int64 {
-	if r.ends && r.elements > 2*n {
-		return []int64{0, r.elements - n}
+// part is elements that follow each other in memory. Each is a function of its index, which repeats after checkPeriod.
+type part struct {
+	at, elements int64
+	value        func(i int64) float32
+}
+
+// shares are parts of the elements of each rank.
+func shares(elements int64, ranks int, value func(rank int, i int64) float32) (all []part) {
+	share := elements / int64(ranks)
+	for rank := range ranks {
+		all = append(all, part{int64(rank) * share, share, func(i int64) float32 { return value(rank, i) }})
+	}
+	return all
+}
+
+// parts returns what a rank puts in, and what comes out there: nothing that anybody reads on ranks that are not the root of Reduce.
+func (r *reduction) parts(rank, ranks int) (in, out []part) {
+	share := r.elements / int64(ranks)
+	one := func(n int64, value func(i int64) float32) []part { return []part{{0, n, value}} }
+	mine := func(i int64) float32 { return checkValue(r.op, ranks, rank, i) }
+	switch r.kind {
+	case Broadcast:
+		in = one(r.elements, zero)
+		if rank == 0 {
+			in = one(r.elements, func(i int64) float32 { return distinct(0, i) })
+		}
+		return in, one(r.elements, func(i int64) float32 { return distinct(0, i) })
+	case AllGather:
+		return one(share, func(i int64) float32 { return distinct(rank, i) }), shares(r.elements, ranks, distinct)
+	case AllToAll, AllToAllV:
+		// The share for each rank differs from those for others, too.
+		return shares(r.elements, ranks, func(to int, i int64) float32 { return distinct(rank, i+5*int64(to)) }),
+			shares(r.elements, ranks, func(from int, i int64) float32 { return distinct(from, i+5*int64(rank)) })
+	case ReduceScatter:
+		return shares(r.elements, ranks, func(to int, i int64) float32 { return mine(i + 5*int64(to)) }),
+			one(share, func(i int64) float32 { return checkWant(r.op, ranks, i+5*int64(rank)) })
+	}
+	out = one(r.elements, func(i int64) float32 { return checkWant(r.op, ranks, i) })
+	if r.kind == Reduce && rank > 0 {
+		out = nil
+	}
+	return one(r.elements, mine), out
+}
+
+// starts returns where the chunks of n elements of a part begin that are filled and compared.
+func (r *reduction) starts(p part, n int64) []int64 {
+	if r.ends && p.elements > 2*n {
+		return []int64{0, p.elements - n}
 	}
 	var all []int64
-	for at := int64(0); at < r.elements; at += n {
+	for at := int64(0); at < p.elements; at += n {
 		all = append(all, at)
 	}
 	return all
@@ -45,8 +91,8 @@ func (r *reduction) starts(n int64) []int64 {
 // checker is checkResult for the dtype of the reduction.
 type checker func(ctx context.Context, r reduction) error
 
-// checkResult runs the reduction once on small integers, which every dtype holds exactly, compares the result, and fills the input with zeros. An
-// all-reduce with wrong results is not measured. Collective.
+// checkResult runs the collective once on small integers, which every dtype holds exactly, compares the result, and fills the input with zeros. What gives
+// wrong results is not measured. Collective.
 func (b *bencher) checkResult(ctx context.Context, r reduction) error {
 	var check checker
 	switch r.dtype {
@@ -92,31 +138,36 @@ func checkNumber[T number](b *bencher) checker {
 // checkOf returns the check for elements that are converted from and to float32.
 func checkOf[T tensor.Element](b *bencher, from func(float32) T, to func(T) float32) checker {
 	return func(ctx context.Context, r reduction) error {
-		n, w := r.elements, b.r.WorldSize()
-		most := min(n, checkChunk)
 		size := r.dtype.Bytes()
-		starts := r.starts(most)
-		// A value depends only on whether the index is odd, so one chunk does for all.
-		chunkOf := func(value func(i int64) float32) func(at int64) []T {
-			even, odd := from(value(0)), from(value(1))
-			all := make([]T, most+1)
-			for i := range all {
-				if all[i] = even; i%2 == 1 {
-					all[i] = odd
+		in, out := r.parts(b.r.Rank(), b.r.WorldSize())
+		// each calls do with the chunks of some parts: where each begins in memory, and what is there.
+		each := func(all []part, do func(at int64, chunk []T) error) error {
+			for _, p := range all {
+				most := min(p.elements, checkChunk)
+				// Values repeat, so that one piece of memory has any chunk in it.
+				repeated := make([]T, most+checkPeriod)
+				for i := range repeated {
+					if repeated[i] = repeated[i%checkPeriod]; i < checkPeriod {
+						repeated[i] = from(p.value(int64(i)))
+					}
 				}
-			}
-			return func(at int64) []T { return all[at%2:][:min(most, n-at)] }
-		}
-		fill := func(value func(i int64) float32) error {
-			chunk := chunkOf(value)
-			for _, at := range starts {
-				if err := b.r.Device().CopyFromHost(r.in.Add(at*size), bytesOf(chunk(at))); err != nil {
-					return err
+				for _, at := range r.starts(p, most) {
+					if err := do(p.at+at, repeated[at%checkPeriod:][:min(most, p.elements-at)]); err != nil {
+						return err
+					}
 				}
 			}
 			return nil
 		}
-		if err := fill(func(i int64) float32 { return checkValue(r.op, w, b.r.Rank(), i) }); err != nil {
+		fill := func(to device.Ptr, all []part) error {
+			return each(all, func(at int64, chunk []T) error { return b.r.Device().CopyFromHost(to.Add(at*size), bytesOf(chunk)) })
+		}
+		if r.out != r.in { // what an earlier run has left there must not be taken for this one's
+			if err := fill(r.out, zeros(out)); err != nil {
+				return err
+			}
+		}
+		if err := fill(r.in, in); err != nil {
 			return err
 		}
 		if err := r.enqueue(); err != nil {
@@ -125,16 +176,14 @@ func checkOf[T tensor.Element](b *bencher, from func(float32) T, to func(T) floa
 		if err := b.s.Synchronize(ctx); err != nil {
 			return err
 		}
-		want := chunkOf(func(i int64) float32 { return checkWant(r.op, w, i) })
-		got := make([]T, most)
-		for _, at := range starts {
-			right := want(at)
+		got := make([]T, min(r.elements, checkChunk))
+		err := each(out, func(at int64, right []T) error {
 			part := got[:len(right)]
 			if err := b.r.Device().CopyToHost(bytesOf(part), r.out.Add(at*size)); err != nil {
 				return err
 			}
 			if bytes.Equal(bytesOf(part), bytesOf(right)) {
-				continue
+				return nil
 			}
 			for i, x := range part {
 				have, should := to(x), to(right[i])
@@ -142,13 +191,28 @@ func checkOf[T tensor.Element](b *bencher, from func(float32) T, to func(T) floa
 					return fmt.Errorf("%s gave %v at element %d, and %v is right", r.name, have, at+int64(i), should)
 				}
 			}
+			return nil
+		})
+		if err != nil {
+			return err
 		}
-		// No rank may begin the next run before all others have read this result.
-		if err := fill(func(int64) float32 { return 0 }); err != nil {
+		// Zeros can be reduced again and again. No rank may begin the next run before all others have read this result.
+		if err := fill(r.in, zeros(in)); err != nil {
 			return err
 		}
 		return b.r.Barrier(ctx)
 	}
+}
+
+func zero(int64) float32 { return 0 }
+
+// zeros are the same parts without values.
+func zeros(all []part) []part {
+	all = slices.Clone(all)
+	for i := range all {
+		all[i].value = zero
+	}
+	return all
 }
 
 // bytesOf returns the memory of the elements. Devices have the byte order of the machine.
@@ -156,15 +220,25 @@ func bytesOf[T tensor.Element](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), uintptr(len(s))*unsafe.Sizeof(*new(T)))
 }
 
-// checkValue returns element i of the input of a rank: 1 or 2. It is the same everywhere for averages, which would be rounded, and
-// where the sums or products of many ranks would leave the range of small integers.
+// checkPeriod is after how many elements values repeat: a prime, so that no length of a share hides what is in the wrong place, and small enough for every dtype.
+const checkPeriod = 61
+
+// distinct returns element i of what a rank has: 1 to 61, and another number than other ranks have there, up to so many of them.
+func distinct(rank int, i int64) float32 { return float32(1 + (i+7*int64(rank))%checkPeriod) }
+
+// checkValue returns element i of the input of a rank: 1 or 2, of rank 0 without any order, so that results differ from place to place. It is the same everywhere for
+// averages, which would be rounded, and where the sums or products of many ranks would leave the range of small integers.
 func checkValue(op kernels.Op, ranks, rank int, i int64) float32 {
-	const manyFactors, manyTerms = 12, 60
+	const manyFactors, manyTerms = 11, 60
 	switch {
 	case (op == kernels.Sum || op == kernels.Avg) && ranks > manyTerms:
 		return 0
 	case op == kernels.Avg, op == kernels.Prod && ranks > manyFactors:
 		return 1
+	}
+	i %= checkPeriod
+	if rank == 0 {
+		return float32(1 + i*i%checkPeriod%2)
 	}
 	return float32(1 + (i+int64(rank))%2)
 }

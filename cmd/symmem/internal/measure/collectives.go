@@ -140,6 +140,13 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm ker
 	default:
 		p, err = kernels.NewAllToAll(ctx, in, out, opts)
 	}
+	if err == nil && !b.unchecked {
+		check := reduction{kind: kind, name: p.String(), dtype: b.dtype, elements: max(ins, outs), op: b.op, in: in.Ptr(), out: out.Ptr(), enqueue: func() error { return p.Run(b.s) }}
+		if kind == Broadcast { // in place
+			check.out = check.in
+		}
+		err = b.checkResult(ctx, check)
+	}
 	if err != nil {
 		return nil, 0, nil, errors.Join(err, closeAll(ctx))
 	}
@@ -190,8 +197,32 @@ func refused(a kernels.Algorithm, err error) bool {
 	return (a.Backend() != "" || a == kernels.Hierarchical) && errors.Is(err, symmem.ErrUnsupported) && !errors.Is(err, symmem.ErrMismatch)
 }
 
-// collective measures one, in one form. One that is refused is reported as such.
-func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels.Algorithm, bytes int64) (err error) {
+// collectives measures all forms of a collective of bytes other than all-reduce and, right after them, NCCL's.
+func (b *bencher) collectives(ctx context.Context, kind string, bytes int64) error {
+	var row *Row
+	for _, alg := range b.collectiveForms(kind) {
+		one, err := b.collective(ctx, kind, alg, bytes)
+		if err != nil {
+			return fmt.Errorf("measuring %s of %s, %s: %w", kind, bytesize.Text(bytes), alg, err)
+		}
+		if one != nil {
+			row = one
+		}
+	}
+	if b.peer == nil || row == nil {
+		return nil
+	}
+	if kind == AllReduceMany {
+		if err := b.peerMany(ctx, *row); err != nil {
+			return fmt.Errorf("measuring NCCL's all-reduces in a group: %w", err)
+		}
+		return nil
+	}
+	return b.ncclCollective(ctx, *row)
+}
+
+// collective measures one, in one form, and returns its row without the times. One that is refused is reported as such, and has none.
+func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels.Algorithm, bytes int64) (_ *Row, err error) {
 	newPlan := b.collectivePlan
 	if slices.Contains(Lists, kind) {
 		newPlan = func(ctx context.Context, kind string, _ kernels.Algorithm, bytes int64) (*kernels.Plan, int64, func(context.Context) error, error) {
@@ -201,39 +232,36 @@ func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels
 	p, whole, closeAll, err := newPlan(ctx, kind, algorithm, bytes)
 	if refused(algorithm, err) {
 		if b.r.Rank() > 0 {
-			return nil
+			return nil, nil
 		}
-		return b.rep.Row(Row{Kind: kind, Backend: b.r.Backend(), Bytes: bytes, Algorithm: algorithm.String(),
+		return nil, b.rep.Row(Row{Kind: kind, Backend: b.r.Backend(), Bytes: bytes, Algorithm: algorithm.String(),
 			Note: fmt.Sprintf("%s of %s, %s: %v", kind, bytesize.Text(bytes), algorithm, err)})
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, closeAll(ctx)) }()
 	row := Row{Kind: kind, Bytes: whole, Place: "out of place", DType: b.spec.DType, Algorithm: algorithm.String(),
 		Chosen: p.Algorithm().String()}
 	switch kind {
 	case Broadcast:
-		row.Place = "in place"
+		row.Place = inPlace
 	case Reduce, ReduceScatter:
 		row.Op = b.spec.Op
 	case Barrier:
 		row.Place, row.DType = "", ""
 	case AllReduceMany:
-		row.Op, row.Place = b.spec.Op, "in place"
+		row.Op, row.Place = b.spec.Op, inPlace
 	case ReduceScatterMany:
 		row.Op = b.spec.Op
 	case BroadcastMany:
-		row.Place = "in place"
+		row.Place = inPlace
 	}
 	if slices.Contains(Lists, kind) {
 		row.Tensors = b.spec.Tensors
 	}
-	if err := b.timed(ctx, &row, func() error { return p.Run(b.s) }); err != nil || kind != AllReduceMany || b.peer == nil {
-		return err
+	if err := b.timed(ctx, &row, func() error { return p.Run(b.s) }); err != nil {
+		return nil, err
 	}
-	if err := b.peerMany(ctx, row); err != nil {
-		return fmt.Errorf("NCCL's all-reduces in a group: %w", err)
-	}
-	return nil
+	return &row, nil
 }

@@ -64,6 +64,12 @@ func (b *bencher) manyPlan(ctx context.Context, kind string, bytes int64) (p *ke
 	if err != nil {
 		return nil, 0, nil, errors.Join(err, closeAll(ctx))
 	}
+	for _, t := range []tensor.SymmetricTensor{tensors[0], tensors[len(tensors)-1]} {
+		err := b.checkResult(ctx, reduction{name: p.String(), dtype: b.dtype, elements: t.NumElements(), op: b.op, in: t.Ptr(), out: t.Ptr(), enqueue: func() error { return p.Run(b.s) }})
+		if err != nil {
+			return nil, 0, nil, errors.Join(err, closeAll(ctx))
+		}
+	}
 	return p, whole, closeAll, nil
 }
 

@@ -167,7 +167,7 @@ func (b *bencher) besideMatMul(ctx context.Context, p product, bytes int64, algo
 	if err != nil {
 		return err
 	}
-	row := Row{Kind: AllReduceMatMul, Bytes: plan.Bytes(), Place: "in place", DType: b.spec.DType, Op: b.spec.Op, Algorithm: algorithm,
+	row := Row{Kind: AllReduceMatMul, Bytes: plan.Bytes(), Place: inPlace, DType: b.spec.DType, Op: b.spec.Op, Algorithm: algorithm,
 		Chosen: plan.Algorithm().String(), Mode: "eager", Note: p.About()}
 	if b.spec.OutOfPlace {
 		row.Place = "out of place"
@@ -182,11 +182,11 @@ func (b *bencher) besideMatMul(ctx context.Context, p product, bytes int64, algo
 
 // besideNCCL is the same with NCCL's all-reduce, in as many blocks as NCCL takes by itself.
 func (b *bencher) besideNCCL(ctx context.Context, row Row, p product) error {
-	in, out, free, err := b.peerBuffers(row.Bytes)
+	in, out, free, err := b.peerBuffers(row)
 	if err != nil {
 		return err
 	}
-	enqueue, err := b.ncclAllReduce(ctx, row.Bytes, b.peer.comm, in, out)
+	enqueue, err := b.ncclCalls(ctx, row, b.peer.comm, in, out)
 	if err != nil {
 		return errors.Join(err, free())
 	}

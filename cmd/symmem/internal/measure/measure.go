@@ -13,7 +13,9 @@ import (
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/nccl"
 	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -38,15 +40,24 @@ const (
 // Run takes the measurements of spec on this rank and blocks until they are done. It is collective, and all ranks pass the same spec. Rank 0 reports
 // the results to rep. After an error the ranks may be at different places, and the process has to end.
 func Run(ctx context.Context, r *symmem.Rank, spec Spec, rep Reporter) error {
-	b := &bencher{spec: spec, r: r, rep: rep}
-	var err error
-	if b.dtype, err = tensor.ParseDType(spec.DType); err != nil {
-		return err
-	}
-	if b.op, err = kernels.ParseOp(spec.Op); err != nil {
+	b, err := newBencher(r, spec, rep)
+	if err != nil {
 		return err
 	}
 	return b.run(ctx)
+}
+
+// newBencher returns what measures spec on this rank.
+func newBencher(r *symmem.Rank, spec Spec, rep Reporter) (*bencher, error) {
+	b := &bencher{spec: spec, r: r, rep: rep, openNCCL: nccl.Load}
+	var err error
+	if b.dtype, err = tensor.ParseDType(spec.DType); err != nil {
+		return nil, err
+	}
+	if b.op, err = kernels.ParseOp(spec.Op); err != nil {
+		return nil, err
+	}
+	return b, nil
 }
 
 // bencher measures on one rank. All of its methods are collective.
@@ -61,8 +72,12 @@ type bencher struct {
 
 	nvshmem *nvshmemPeer // the same
 	sglang  *sglangPeer  // the same
+	pytorch *pytorchPeer // the same
+
+	openNCCL func(*nccl.Options) (*nccl.Library, error) // loads the library of the peer
 
 	unchecked bool // results are not checked before they are measured
+	most      int  // iterations of a repetition; 0 for as many as the size asks for
 
 	pool *pool // of tensors; nil makes new ones each time
 }
@@ -72,6 +87,7 @@ func (b *bencher) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.s.Close()) }()
+	defer b.closePyTorch()
 	// Nothing is measured if a required peer is missing.
 	lib, refused, err := b.loadPeer(ctx)
 	if err != nil || refused {
@@ -112,10 +128,8 @@ func (b *bencher) run(ctx context.Context) (err error) {
 			}
 		case Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceMany, AllGatherMany, ReduceScatterMany, BroadcastMany:
 			for _, bytes := range b.collectiveSizes(kind) {
-				for _, alg := range b.collectiveForms(kind) {
-					if err := b.collective(ctx, kind, alg, bytes); err != nil {
-						return fmt.Errorf("measuring %s of %s, %s: %w", kind, bytesize.Text(bytes), alg, err)
-					}
+				if err := b.collectives(ctx, kind, bytes); err != nil {
+					return err
 				}
 			}
 		case AllReduceRMSNorm:
@@ -132,14 +146,26 @@ func (b *bencher) run(ctx context.Context) (err error) {
 			if err := b.planRun(ctx); err != nil {
 				return fmt.Errorf("measuring Plan.Run: %w", err)
 			}
-		case Put, Get, PutSignal, PutSignalWait:
+		case HeapAlloc:
+			for _, bytes := range b.spec.Sizes {
+				if err := b.heapAlloc(ctx, bytes); err != nil {
+					return fmt.Errorf("measuring %s of %s: %w", kind, bytesize.Text(bytes), err)
+				}
+			}
+		case Put, Get, PutSignal, PutSignalWait, SignalWait, Enqueue:
 			if !b.moves(kind) {
 				if err := b.skip(kind); err != nil {
 					return err
 				}
 				continue
 			}
-			for _, bytes := range b.spec.Sizes {
+			if kind == Enqueue {
+				if err := b.enqueuing(ctx); err != nil {
+					return fmt.Errorf("measuring %s: %w", kind, err)
+				}
+				continue
+			}
+			for _, bytes := range b.transferSizes(kind) {
 				if err := b.transfer(ctx, kind, bytes); err != nil {
 					return fmt.Errorf("measuring %s of %s: %w", kind, bytesize.Text(bytes), err)
 				}
@@ -168,16 +194,15 @@ func (b *bencher) allReduces(ctx context.Context, bytes int64) error {
 			return fmt.Errorf("measuring SGLang's all-reduce of %s: %w", bytesize.Text(bytes), err)
 		}
 	}
+	if b.pytorch != nil && row != nil {
+		if err := b.pytorchAllReduce(ctx, *row); err != nil {
+			return fmt.Errorf("measuring PyTorch's all-reduce of %s: %w", bytesize.Text(bytes), err)
+		}
+	}
 	if b.peer == nil || row == nil {
 		return nil
 	}
-	if err := b.peerAllReduce(ctx, *row); err != nil {
-		return fmt.Errorf("measuring NCCL's all-reduce of %s: %w", bytesize.Text(bytes), err)
-	}
-	if err := b.symmetricAllReduce(ctx, *row); err != nil {
-		return fmt.Errorf("measuring NCCL's all-reduce of %s over symmetric windows: %w", bytesize.Text(bytes), err)
-	}
-	return nil
+	return b.ncclCollective(ctx, *row)
 }
 
 // rows returns how many rows run reports, not counting those of peers.
@@ -191,12 +216,14 @@ func (b *bencher) rows() int {
 			n++
 		case kind == AllReduce, kind == AllReduceMatMul:
 			n += len(b.spec.Sizes) * len(b.algorithms())
-		case kind == AllReduceRMSNorm:
+		case kind == AllReduceRMSNorm, kind == HeapAlloc:
 			n += len(b.spec.Sizes)
 		case slices.Contains(Lists, kind) || constructors[kind] != "":
 			n += len(b.collectiveSizes(kind)) * len(b.collectiveForms(kind))
+		case kind == Enqueue && b.moves(kind):
+			n += enqueueRows
 		case b.moves(kind):
-			n += len(b.spec.Sizes)
+			n += len(b.transferSizes(kind))
 		case !slices.Equal(b.spec.Kinds, DefaultKinds):
 			n++ // that says why not
 		}
@@ -258,7 +285,11 @@ func iterations(kind device.Kind, pointers bool, bytes int64) int {
 
 // iterations calls iterations for the backend of this rank.
 func (b *bencher) iterations(bytes int64) int {
-	return iterations(b.r.Device().Kind(), b.r.Capabilities().PeerPointers, bytes)
+	n := iterations(b.r.Device().Kind(), b.r.Capabilities().PeerPointers, bytes)
+	if b.most > 0 {
+		n = min(n, b.most)
+	}
+	return n
 }
 
 // timings holds the times per iteration on one rank, in microseconds, by repetition.
@@ -362,7 +393,7 @@ func (b *bencher) tellRow(row Row, slowest []float64) error {
 	row.Exclusive = b.spec.Exclusive && slices.Contains(Collectives, row.Kind)
 	row.Ranks, row.Repetitions = b.r.WorldSize(), len(slowest)
 	row.Median, row.Min, row.Max = median(slowest), slowest[0], slowest[len(slowest)-1]
-	if row.Median > 0 && row.Kind != PlanRun && row.Kind != Rendezvous && row.Kind != AllReduceMatMul {
+	if row.Median > 0 && row.Kind != PlanRun && !slices.Contains([]string{Rendezvous, HeapAlloc, Enqueue, AllReduceMatMul}, row.Kind) {
 		row.Bandwidth = float64(row.Bytes) / row.Median / 1e3
 	}
 	row.Bus = row.Bandwidth * busFactor(row.Kind, row.Ranks)
@@ -449,7 +480,7 @@ func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, closeAll(ctx)) }()
-	row := Row{Kind: AllReduce, Bytes: p.Bytes(), Place: "in place", DType: b.spec.DType, Op: b.spec.Op, Algorithm: algorithm,
+	row := Row{Kind: AllReduce, Bytes: p.Bytes(), Place: inPlace, DType: b.spec.DType, Op: b.spec.Op, Algorithm: algorithm,
 		Chosen: p.Algorithm().String()}
 	if b.spec.OutOfPlace {
 		row.Place = "out of place"
@@ -503,18 +534,32 @@ func (b *bencher) planRun(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll(ctx)) }()
-	n := b.iterations(p.Bytes())
-	times, err := b.measure(ctx, n, 1, func() error { return p.Run(b.s) })
-	if err != nil {
-		return err
-	}
 	row := Row{Kind: PlanRun, Bytes: p.Bytes(), DType: b.spec.DType, Op: b.spec.Op, Algorithm: b.algorithms()[0],
-		Chosen: p.Algorithm().String(), Iterations: n}
-	return b.report(ctx, row, times.host)
+		Chosen: p.Algorithm().String(), Iterations: b.iterations(p.Bytes())}
+	return b.hostTime(ctx, row, func() error { return p.Run(b.s) })
 }
 
-// transfer measures put, get, or a hop of a ring.
-func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error {
+// neighbours returns the ranks after and before this one in a ring.
+func (b *bencher) neighbours() (next, before int) {
+	w := b.r.WorldSize()
+	return (b.r.Rank() + 1) % w, (b.r.Rank() + w - 1) % w
+}
+
+// transferSizes returns the sizes of a kind of transfer to measure: a signal has none.
+func (b *bencher) transferSizes(kind string) []int64 {
+	if kind == SignalWait {
+		return []int64{0}
+	}
+	return b.spec.Sizes
+}
+
+// enqueueRows is how many things enqueuing measures, and enqueueBurst how many of one are enqueued back to back: fewer than a driver's queue has room for, which the host
+// would have to wait for otherwise.
+const enqueueRows, enqueueBurst = 4, 500
+
+// enqueuing measures what enqueuing costs the host of what programs put together themselves.
+func (b *bencher) enqueuing(ctx context.Context) error {
+	bytes := b.spec.Sizes[0]
 	remote, err := b.tensorOf(ctx, tensor.Uint8, bytes)
 	if err != nil {
 		return err
@@ -523,8 +568,83 @@ func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error 
 	if err != nil {
 		return err
 	}
-	w := b.r.WorldSize()
-	next, before := (b.r.Rank()+1)%w, (b.r.Rank()+w-1)%w
+	next, before := b.neighbours()
+	for _, one := range [enqueueRows]struct {
+		what    string
+		bytes   int64
+		enqueue func() error
+	}{
+		{"put", bytes, func() error { return remote.Put(b.s, next, local) }},
+		// Signals are counted: the waits find them, as many as there are.
+		{"signal", 0, func() error { return remote.Signal(b.s, next, signalChannel) }},
+		{"wait", 0, func() error { return remote.Wait(b.s, before, signalChannel) }},
+		{"barrier", 0, func() error { return remote.Barrier(b.s, barrierChannel) }},
+	} {
+		row := Row{Kind: Enqueue, Bytes: one.bytes, Note: one.what, Iterations: min(b.iterations(max(one.bytes, 1)), enqueueBurst)}
+		if err := b.hostTime(ctx, row, one.enqueue); err != nil {
+			return fmt.Errorf("%s: %w", one.what, err)
+		}
+	}
+	return errors.Join(local.Close(ctx), remote.Close(ctx))
+}
+
+// hostTime measures what enqueuing costs the host, without the work itself, as often as the row says, and reports the row.
+func (b *bencher) hostTime(ctx context.Context, row Row, enqueue func() error) error {
+	times, err := b.measure(ctx, row.Iterations, 1, enqueue)
+	if err != nil {
+		return err
+	}
+	return b.report(ctx, row, times.host)
+}
+
+const (
+	// heapBytes is how much memory the tensors of one repetition of HeapAlloc take, if that is more than one of them, and heapIterations how many they are at most.
+	heapBytes      = 256 << 20
+	heapIterations = 1000
+)
+
+// heapAlloc measures taking a tensor of bytes from a heap and closing it. What was closed is reclaimed between the repetitions.
+func (b *bencher) heapAlloc(ctx context.Context, bytes int64) (err error) {
+	each := (bytes + memory.HeapAlign - 1) / memory.HeapAlign * memory.HeapAlign
+	n := min(max(heapBytes/each, 1), heapIterations)
+	h, err := b.r.NewHeap(ctx, n*each)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, h.Close(ctx)) }()
+	var times []float64
+	for i := range b.spec.Repetitions + 1 {
+		if err := errors.Join(h.Reclaim(ctx), b.r.Barrier(ctx)); err != nil {
+			return err
+		}
+		began := time.Now()
+		for range n {
+			t, err := h.Zeros(ctx, tensor.Uint8, bytes)
+			if err != nil {
+				return err
+			}
+			if err := t.Close(ctx); err != nil {
+				return err
+			}
+		}
+		if i > 0 { // the first does not count
+			times = append(times, float64(time.Since(began).Nanoseconds())/1e3/float64(n))
+		}
+	}
+	return b.report(ctx, Row{Kind: HeapAlloc, Bytes: bytes, Iterations: int(n)}, times)
+}
+
+// transfer measures put, get, or a hop of a ring.
+func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error {
+	remote, err := b.tensorOf(ctx, tensor.Uint8, max(bytes, 1))
+	if err != nil {
+		return err
+	}
+	local, err := b.tensorOf(ctx, tensor.Uint8, max(bytes, 1))
+	if err != nil {
+		return err
+	}
+	next, before := b.neighbours()
 	enqueue := func() error { return remote.Put(b.s, next, local) }
 	switch kind {
 	case Get:
@@ -532,6 +652,13 @@ func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error 
 	case PutSignal:
 		enqueue = func() error {
 			if err := remote.PutSignal(b.s, next, local, signalChannel); err != nil {
+				return err
+			}
+			return remote.Wait(b.s, before, signalChannel)
+		}
+	case SignalWait:
+		enqueue = func() error {
+			if err := remote.Signal(b.s, next, signalChannel); err != nil {
 				return err
 			}
 			return remote.Wait(b.s, before, signalChannel)

@@ -32,7 +32,7 @@ func TestIterationsAreBounded(t *testing.T) {
 func TestCheckValuesFit(t *testing.T) {
 	for _, op := range kernels.Ops() {
 		for _, ranks := range []int{1, 2, 3, 7, 8, 12, 13, 60, 61, 127, 128, 500, 1024} {
-			for i := range int64(2) {
+			for i := range int64(2 * checkPeriod) {
 				sum, product := float32(0), float32(1)
 				for rank := range ranks {
 					sum += checkValue(op, ranks, rank, i)
@@ -55,12 +55,11 @@ func TestCheckValuesFit(t *testing.T) {
 }
 
 func TestChecksOfTheEnds(t *testing.T) {
-	r := reduction{elements: 25}
-	assert.Equal(t, []int64{0, 10, 20}, r.starts(10))
+	var r reduction
+	assert.Equal(t, []int64{0, 10, 20}, r.starts(part{elements: 25}, 10))
 	r.ends = true
-	assert.Equal(t, []int64{0, 15}, r.starts(10))
-	r.elements = 20
-	assert.Equal(t, []int64{0, 10}, r.starts(10))
+	assert.Equal(t, []int64{0, 15}, r.starts(part{elements: 25}, 10))
+	assert.Equal(t, []int64{0, 10}, r.starts(part{elements: 20}, 10))
 }
 
 func TestPeerHasTheSameTypesAndOperations(t *testing.T) {
@@ -113,4 +112,63 @@ func TestLibraryMayRefuse(t *testing.T) {
 	assert.False(t, refused(kernels.NVSHMEM, nil))
 	assert.False(t, refused(kernels.NVSHMEM, symmem.ErrNoMemory))
 	assert.False(t, refused(kernels.NVSHMEM, errors.Join(tooLarge, symmem.ErrMismatch)), "the ranks differ")
+}
+
+// TestPartsAreWhatCollectivesMake: what comes out is what the collective makes of what goes in, in each place, and it shows when shares are in each other's place.
+func TestPartsAreWhatCollectivesMake(t *testing.T) {
+	flat := func(parts []part) (all []float32) {
+		for _, p := range parts {
+			assert.Equal(t, int64(len(all)), p.at)
+			for i := range p.elements {
+				all = append(all, p.value(i))
+			}
+		}
+		return all
+	}
+	for _, ranks := range []int{1, 2, 3, 8} {
+		for _, share := range []int{1, 4, 61, 64, 130} {
+			whole := ranks * share
+			for _, kind := range []string{AllReduce, Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV} {
+				r := reduction{kind: kind, elements: int64(whole), op: kernels.Sum}
+				var ins, outs [][]float32
+				for rank := range ranks {
+					in, out := r.parts(rank, ranks)
+					ins, outs = append(ins, flat(in)), append(outs, flat(out))
+				}
+				sum := func(i int) (total float32) {
+					for _, in := range ins {
+						total += in[i]
+					}
+					return total
+				}
+				for rank, out := range outs {
+					if kind == Reduce && rank > 0 {
+						assert.Empty(t, out)
+						continue
+					}
+					for i, x := range out {
+						var want float32
+						switch kind {
+						case AllReduce, Reduce:
+							want = sum(i)
+						case Broadcast:
+							want = ins[0][i]
+						case AllGather:
+							want = ins[i/share][i%share]
+						case ReduceScatter:
+							want = sum(rank*share + i)
+						default:
+							want = ins[i/share][rank*share+i%share]
+						}
+						if x != want {
+							t.Fatalf("%s between %d with shares of %d: element %d of rank %d is %v, and the collective makes %v", kind, ranks, share, i, rank, x, want)
+						}
+					}
+					if kind == ReduceScatter && rank > 0 && share > 4 {
+						assert.NotEqual(t, outs[0], out)
+					}
+				}
+			}
+		}
+	}
 }

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
+	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/internal/nccl"
@@ -19,6 +21,9 @@ var ncclTypes = map[tensor.DType]nccl.DataType{
 	tensor.Int8: nccl.Int8, tensor.Int32: nccl.Int32, tensor.Int64: nccl.Int64,
 	tensor.Uint8: nccl.Uint8, tensor.Uint32: nccl.Uint32, tensor.Uint64: nccl.Uint64,
 }
+
+// NCCLKinds are the kinds that NCCL is measured beside.
+var NCCLKinds = []string{AllReduce, Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllReduceMany, AllReduceMatMul}
 
 // NCCLHas reports whether NCCL can reduce a dtype.
 func NCCLHas(dtype tensor.DType) bool {
@@ -42,6 +47,7 @@ type ncclPeer struct {
 	device    *cuda.Device
 	about     string          // the library and how it is used, for the rows
 	symmetric []symmetricComm // for symmetric windows; none if there are none
+	lacking   []string        // kinds that the library lacks, which was said
 }
 
 // peerFailure is the reason why one rank does not have the peer.
@@ -124,6 +130,10 @@ func (b *bencher) loadPeer(ctx context.Context) (lib *nccl.Library, refused bool
 		refused, err = b.openSGLang(ctx)
 		return nil, refused, err
 	}
+	if spec.PyTorch {
+		refused, err = b.openPyTorch(ctx)
+		return nil, refused, err
+	}
 	if kind := b.r.Device().Kind(); kind != device.CUDA {
 		if !spec.Required {
 			return nil, false, nil // nobody expects it there
@@ -148,7 +158,7 @@ func (b *bencher) loadNCCL() (*nccl.Library, error) {
 	if _, ok := b.r.Device().(*cuda.Device); !ok {
 		return nil, fmt.Errorf("the device is a %T, whose context cannot be shared with NCCL", b.r.Device())
 	}
-	return nccl.Load(&nccl.Options{Path: b.spec.Peer.Library, Multicast: b.spec.Peer.Multicast})
+	return b.openNCCL(&nccl.Options{Path: b.spec.Peer.Library, Multicast: b.spec.Peer.Multicast})
 }
 
 // connectPeer makes the peer's communicator. Collective.
@@ -234,10 +244,44 @@ func (b *bencher) closePeer(ctx context.Context) error {
 	return err
 }
 
-// peerAllReduce measures NCCL's all-reduce of the bytes, dtype, operation, mode, place and iterations of the row like, on the
-// same stream. Collective.
-func (b *bencher) peerAllReduce(ctx context.Context, like Row) error {
-	in, out, free, err := b.peerBuffers(like.Bytes)
+// ncclCollectives are the kinds that NCCL has, but for those that are several calls.
+var ncclCollectives = map[string]nccl.Collective{
+	AllReduce: nccl.AllReduce, Broadcast: nccl.Broadcast, Reduce: nccl.Reduce, AllGather: nccl.AllGather, ReduceScatter: nccl.ReduceScatter, AllToAll: nccl.AllToAll,
+}
+
+// ncclCollective measures NCCL's collective of the kind, bytes, dtype, operation, mode, place and iterations of the row like, on the same stream: on plain device memory,
+// and again over symmetric windows. Where the library lacks it, rank 0 says so, once. Collective.
+func (b *bencher) ncclCollective(ctx context.Context, like Row) error {
+	what, known := ncclCollectives[like.Kind]
+	if !known {
+		return nil
+	}
+	if slices.Contains(b.peer.lacking, like.Kind) {
+		return nil
+	}
+	reason, err := b.agree(ctx, "looking for the peer's "+like.Kind, b.peer.lib.Has(what))
+	if err != nil {
+		return err
+	}
+	if reason != "" {
+		b.peer.lacking = append(b.peer.lacking, like.Kind)
+		if b.r.Rank() != 0 {
+			return nil
+		}
+		return b.rep.Row(Row{Kind: like.Kind, Backend: NCCL, Beside: b.r.Backend(), Note: like.Kind + " is not measured: " + reason})
+	}
+	if err := b.plainCollective(ctx, like); err != nil {
+		return fmt.Errorf("measuring NCCL's %s of %s: %w", like.Kind, bytesize.Text(like.Bytes), err)
+	}
+	if err := b.symmetricCollective(ctx, like); err != nil {
+		return fmt.Errorf("measuring NCCL's %s of %s over symmetric windows: %w", like.Kind, bytesize.Text(like.Bytes), err)
+	}
+	return nil
+}
+
+// plainCollective is ncclCollective on plain device memory.
+func (b *bencher) plainCollective(ctx context.Context, like Row) error {
+	in, out, free, err := b.peerBuffers(like)
 	if err != nil {
 		return err
 	}
@@ -253,45 +297,70 @@ func (b *bencher) peerAllReduce(ctx context.Context, like Row) error {
 	return free()
 }
 
-// peerBuffers allocates what the peer reduces, and where to, which is the same in place.
-func (b *bencher) peerBuffers(bytes int64) (in, out device.Ptr, free func() error, err error) {
+// inPlace is what a row says of a collective whose input and output are one.
+const inPlace = "in place"
+
+// sides returns how many bytes the input and the output have of the collective of a row.
+func (b *bencher) sides(like Row) (in, out int64) {
+	in, out = like.Bytes, like.Bytes
+	switch w := int64(b.r.WorldSize()); like.Kind {
+	case AllGather:
+		in /= w
+	case ReduceScatter:
+		out /= w
+	}
+	return in, out
+}
+
+// peerBuffers allocates what the peer reads in the collective of a row, and where to it writes, which is the same in place.
+func (b *bencher) peerBuffers(like Row) (in, out device.Ptr, free func() error, err error) {
 	d := b.peer.device
-	if in, err = d.Alloc(bytes); err != nil {
+	ins, outs := b.sides(like)
+	if in, err = d.Alloc(ins); err != nil {
 		return 0, 0, nil, err
 	}
-	if !b.spec.OutOfPlace {
+	if like.Place == inPlace {
 		return in, in, func() error { return d.Free(in) }, nil
 	}
-	if out, err = d.Alloc(bytes); err != nil {
+	if out, err = d.Alloc(outs); err != nil {
 		return 0, 0, nil, errors.Join(err, d.Free(in))
 	}
 	return in, out, func() error { return errors.Join(d.Free(out), d.Free(in)) }, nil
 }
 
-// ncclAllReduce checks a result of NCCL's all-reduce, and returns what enqueues so many of it. Collective.
-func (b *bencher) ncclAllReduce(ctx context.Context, bytes int64, comm *nccl.Comm, in, out device.Ptr) (enqueue func(n int) error, err error) {
+// ncclCalls checks a result of NCCL's collective of a row, and returns what enqueues so many of it. Collective.
+func (b *bencher) ncclCalls(ctx context.Context, like Row, comm *nccl.Comm, in, out device.Ptr) (enqueue func(n int) error, err error) {
 	stream, ok := b.s.(*cuda.Stream)
 	if !ok {
 		return nil, fmt.Errorf("the stream is a %T, which NCCL cannot work on", b.s)
 	}
-	count, handle := bytes/b.dtype.Bytes(), uintptr(stream.Handle())
+	what, ok := ncclCollectives[like.Kind]
+	if !ok { // of those that are measured otherwise
+		what = nccl.AllReduce
+	}
+	elements, handle := like.Bytes/b.dtype.Bytes(), uintptr(stream.Handle())
+	count := elements
+	if what == nccl.AllGather || what == nccl.ReduceScatter || what == nccl.AllToAll {
+		count /= int64(b.r.WorldSize())
+	}
+	const root = 0
 	once := func() error {
-		return comm.AllReduce(handle, uint64(in), uint64(out), count, ncclTypes[b.dtype], ncclOps[b.op])
+		return comm.Enqueue(what, handle, uint64(in), uint64(out), count, ncclTypes[b.dtype], ncclOps[b.op], root)
 	}
 	// The context is made current once for all runs of a repetition, so that NCCL does not pay for it each time.
 	enqueue = func(n int) error { return b.peer.device.WithContext(repeated(n, once)) }
-	check := reduction{name: "ncclAllReduce", dtype: b.dtype, elements: count, op: b.op, in: in, out: out, enqueue: func() error { return enqueue(1) },
-		ends: true}
-	if b.op == kernels.Avg {
+	check := reduction{kind: like.Kind, name: "NCCL's " + what.String(), dtype: b.dtype, elements: elements, op: b.op, in: in, out: out,
+		enqueue: func() error { return enqueue(1) }, ends: true}
+	if b.op == kernels.Avg && like.Op != "" {
 		check.tolerance = averageTolerance
 	}
 	// This also makes the connections that NCCL makes on first use, outside of any capture.
 	return enqueue, b.checkResult(ctx, check)
 }
 
-// measureNCCL checks a result of NCCL's all-reduce, measures it and returns the times of this rank. Collective.
+// measureNCCL checks a result of NCCL's collective of a row, measures it and returns the times of this rank. Collective.
 func (b *bencher) measureNCCL(ctx context.Context, like Row, comm *nccl.Comm, in, out device.Ptr) ([]float64, error) {
-	several, err := b.ncclAllReduce(ctx, like.Bytes, comm, in, out)
+	several, err := b.ncclCalls(ctx, like, comm, in, out)
 	if err != nil {
 		return nil, err
 	}

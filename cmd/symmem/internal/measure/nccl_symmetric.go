@@ -34,7 +34,7 @@ func (c symmetricComm) name() string {
 // connectSymmetric makes a communicator for each number of blocks. If that fails the peer is measured on plain memory alone, and rank 0
 // reports why, unless NCCL has no such kernels for what is measured. Collective.
 func (b *bencher) connectSymmetric(ctx context.Context) error {
-	if b.r.WorldSize() < 2 || !kernels.Supported(device.CUDA, kernels.NCCLSymmetric, b.dtype, b.op, b.r.WorldSize()) {
+	if b.r.WorldSize() < 2 || !slices.ContainsFunc(b.spec.Kinds, b.symmetricHas) {
 		return nil
 	}
 	within, cancel := context.WithTimeout(ctx, b.spec.Peer.Timeout/2)
@@ -137,19 +137,31 @@ func (w *peerWindow) free() error {
 	return w.peer.device.WithContext(func() error { return w.peer.lib.MemFree(uint64(w.ptr)) })
 }
 
-// symmetricAllReduce measures NCCL's all-reduce of the row like over symmetric windows with each number of blocks, and reports the
+// symmetricHas reports whether NCCL may have symmetric kernels for a kind: of those that combine, for some dtypes and operations.
+func (b *bencher) symmetricHas(kind string) bool {
+	switch kind {
+	case Broadcast, AllGather, AllToAll:
+		return true
+	case AllReduce, Reduce, ReduceScatter:
+		return kernels.Supported(device.CUDA, kernels.NCCLSymmetric, b.dtype, b.op, b.r.WorldSize())
+	}
+	return false
+}
+
+// symmetricCollective is ncclCollective over symmetric windows with each number of blocks, of which it reports the
 // fastest. Collective.
-func (b *bencher) symmetricAllReduce(ctx context.Context, like Row) error {
-	if len(b.peer.symmetric) == 0 {
+func (b *bencher) symmetricCollective(ctx context.Context, like Row) error {
+	if len(b.peer.symmetric) == 0 || !b.symmetricHas(like.Kind) {
 		return nil
 	}
-	in, err := b.newWindow(ctx, like.Bytes)
+	ins, outs := b.sides(like)
+	in, err := b.newWindow(ctx, ins)
 	if err != nil {
 		return err
 	}
 	out := in
-	if b.spec.OutOfPlace {
-		if out, err = b.newWindow(ctx, like.Bytes); err != nil {
+	if like.Place != inPlace {
+		if out, err = b.newWindow(ctx, outs); err != nil {
 			return err
 		}
 	}

@@ -15,6 +15,10 @@ const (
 	PlanRun    = "plan_run"   // what enqueuing one run costs the host
 
 	PutSignalWait = "put_signal_wait" // the same hop in one call
+	SignalWait    = "signal_wait"     // a hop without data
+
+	HeapAlloc = "heap_alloc" // take a tensor from a symmetric heap and close it: host time
+	Enqueue   = "enqueue"    // what enqueuing a put, a signal, a wait or a barrier costs the host
 
 	Broadcast     = "broadcast" // from rank 0
 	Reduce        = "reduce"    // to rank 0
@@ -37,7 +41,7 @@ const (
 // DefaultKinds are the kinds of measurements that are taken unless others are asked for, and Kinds are all. Lists are those of lists of tensors.
 var (
 	DefaultKinds = []string{AllReduce, Put, Get, PutSignal, Rendezvous, PlanRun}
-	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, PutSignalWait, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul, AllGatherMany, ReduceScatterMany, BroadcastMany)
+	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, PutSignalWait, SignalWait, HeapAlloc, Enqueue, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul, AllGatherMany, ReduceScatterMany, BroadcastMany)
 	Collectives  = []string{AllReduce, Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul, PlanRun, AllGatherMany, ReduceScatterMany, BroadcastMany} // that make plans
 	Lists        = []string{AllReduceMany, AllGatherMany, ReduceScatterMany, BroadcastMany}
 )
@@ -53,6 +57,7 @@ const (
 	NVSHMEM       = "nvshmem"
 	Unfused       = "unfused" // of AllReduceRMSNorm: our own all-reduce and RMSNorm, one after the other
 	SGLang        = "sglang"  // its push kernels
+	PyTorch       = "pytorch" // its symmetric memory
 )
 
 // Spec is what the ranks measure. It is the same on all of them.
@@ -88,7 +93,7 @@ type Row struct {
 	Mode        string  `json:"mode,omitempty"`      // eager or graph
 	Place       string  `json:"place,omitempty"`     // in place or out of place
 	Exclusive   bool    `json:"exclusive,omitempty"` // the plans, or those that a peer is compared with, might take the whole of a device
-	Note        string  `json:"note,omitempty"`      // first or later, of rendezvous; what was measured, of a peer
+	Note        string  `json:"note,omitempty"`      // first or later, of rendezvous; what is enqueued, of enqueue; what was measured, of a peer
 	Iterations  int     `json:"iterations"`          // back to back, in one repetition
 	Repetitions int     `json:"repetitions"`
 	Median      float64 `json:"median_us"` // of the repetitions, per iteration
@@ -116,6 +121,7 @@ type PeerSpec struct {
 	Timeout   time.Duration `json:"timeout_ns"`        // of coming together
 	NVSHMEM   bool          `json:"nvshmem,omitempty"` // it is NVSHMEM's reductions, and not NCCL
 	SGLang    bool          `json:"sglang,omitempty"`  // it is SGLang's kernels, and Library is their cubin
+	PyTorch   bool          `json:"pytorch,omitempty"` // it is PyTorch's symmetric memory, and Library is the Python that has it; "" is python3
 }
 
 // Reporter receives what rank 0 finds, one call at a time. An error ends the measuring.
@@ -135,6 +141,8 @@ func (p *PeerSpec) name() string {
 		return NVSHMEM
 	case p.SGLang:
 		return SGLang
+	case p.PyTorch:
+		return PyTorch
 	}
 	return NCCL
 }
