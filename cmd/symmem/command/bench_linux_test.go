@@ -351,6 +351,11 @@ func TestBenchPeerThatCannotBe(t *testing.T) {
 	assert.Contains(t, r.err, "the peer nvshmem cannot be measured beside backend host: NVSHMEM works on CUDA devices")
 	assert.Empty(t, r.out, "nothing was measured")
 
+	r = call(t, "", environ(), append(small, "--backend", "host", "--peer", "pytorch")...)
+	assert.Equal(t, exit.Failure, r.status)
+	assert.Contains(t, r.err, "the peer pytorch cannot be measured beside backend host: PyTorch's symmetric memory is on CUDA devices")
+	assert.Empty(t, r.out, "nothing was measured")
+
 	r = call(t, "", environ(), append(small, "--backend", "all", "--peer", "nccl")...)
 	require.Equal(t, exit.OK, r.status, r.err)
 	assert.Contains(t, r.out, "skipped: host: the peer nccl")

@@ -175,7 +175,7 @@ func (p *pytorchPeer) ask(ctx context.Context, request any) (pytorchAnswer, erro
 		if p.ended != nil {
 			why = strings.TrimSuffix(fmt.Sprintf("%v: %s", p.ended, why), ": ")
 		}
-		return a, fmt.Errorf("Python has ended: %s", why)
+		return a, fmt.Errorf("the Python process has ended: %s", why)
 	case <-ctx.Done():
 		return pytorchAnswer{}, context.Cause(ctx)
 	}

@@ -15,9 +15,8 @@ import (
 )
 
 // besidePyTorch measures all-reduces of two sizes on simulated GPUs beside what interpreter is, and returns what rank 0 reports, why nothing is measured, and the ranks' errors.
-func besidePyTorch(t *testing.T, interpreter string, graph, required bool) (*refusals, []error) {
+func besidePyTorch(t *testing.T, ranks []*symmem.Rank, interpreter string, graph, required bool) (*refusals, []error) {
 	t.Helper()
-	ranks := simulated(t, 2, "Somebody's GPU")
 	var rep refusals
 	errs := backendtest.OnAll(ranks, func(r *symmem.Rank) error {
 		spec := Spec{Kinds: []string{AllReduce}, Sizes: []int64{256, 1024}, DType: "bf16", Op: "sum", Algorithms: []string{"auto"}, Repetitions: 3, Graph: graph,
@@ -69,9 +68,10 @@ const (
 
 // TestPyTorchBesideOurs: of what the processes answer the form is told that is faster on the slowest rank.
 func TestPyTorchBesideOurs(t *testing.T) {
+	ranks := simulated(t, 2, "Somebody's GPU")
 	python := fakePython(t, pythonHello, pythonReady,
 		`{"times":{"one_shot_all_reduce":[4,2,3],"two_shot_all_reduce_":[6,5,7]}}`, `{"times":{"two_shot_all_reduce_":[9,8,7]}}`)
-	rep, errs := besidePyTorch(t, python, true, true)
+	rep, errs := besidePyTorch(t, ranks, python, true, true)
 	backendtest.RequireAll(t, errs)
 	require.Len(t, rep.rows, 4)
 	for i, want := range []struct {
@@ -90,25 +90,26 @@ func TestPyTorchBesideOurs(t *testing.T) {
 
 // TestPyTorchThatIsNotThere: what is missing ends the bench before anything is measured if it has to be there, and is said otherwise.
 func TestPyTorchThatIsNotThere(t *testing.T) {
+	ranks := simulated(t, 2, "Somebody's GPU")
 	for says, python := range map[string]string{
 		"starting Python": filepath.Join(t.TempDir(), "none"),
 		"No module named": fakePython(t, `{"error":"ModuleNotFoundError: No module named 'torch'"}`),
 		"no peer access":  fakePython(t, pythonHello, `{"error":"RuntimeError: no peer access"}`),
-		"Python has ended: exit status 3: it is broken": func() string {
+		"the Python process has ended: exit status 3: it is broken": func() string {
 			file := filepath.Join(t.TempDir(), "python")
 			require.NoError(t, os.WriteFile(file, []byte("#!/bin/sh\necho 'it is broken' >&2\nexit 3\n"), 0o755))
 			return file
 		}(),
 		"which is no answer": fakePython(t, "hello"),
 	} {
-		rep, errs := besidePyTorch(t, python, false, true)
+		rep, errs := besidePyTorch(t, ranks, python, false, true)
 		backendtest.RequireAll(t, errs)
 		assert.Empty(t, rep.rows, says)
 		require.Len(t, rep.reasons, 1, says)
 		assert.Contains(t, rep.reasons[0], says)
 		assert.Contains(t, rep.reasons[0], "the peer pytorch cannot be measured beside backend native")
 	}
-	rep, errs := besidePyTorch(t, filepath.Join(t.TempDir(), "none"), false, false)
+	rep, errs := besidePyTorch(t, ranks, filepath.Join(t.TempDir(), "none"), false, false)
 	backendtest.RequireAll(t, errs)
 	require.Len(t, peersOf(rep.rows), 1)
 	assert.Contains(t, rep.rows[0].Note, "starting Python")
@@ -117,8 +118,9 @@ func TestPyTorchThatIsNotThere(t *testing.T) {
 
 // TestPyTorchThatRefuses: a size that it has not is said, and the next is measured; where its process has ended or says what makes no sense nothing more is.
 func TestPyTorchThatRefuses(t *testing.T) {
+	ranks := simulated(t, 2, "Somebody's GPU")
 	times := `{"times":{"one_shot_all_reduce":[4,2,3]}}`
-	rep, errs := besidePyTorch(t, fakePython(t, pythonHello, pythonReady, `{"error":"RuntimeError: not for this size"}`, times), false, true)
+	rep, errs := besidePyTorch(t, ranks, fakePython(t, pythonHello, pythonReady, `{"error":"RuntimeError: not for this size"}`, times), false, true)
 	backendtest.RequireAll(t, errs)
 	peers := peersOf(rep.rows)
 	require.Len(t, peers, 2)
@@ -127,12 +129,12 @@ func TestPyTorchThatRefuses(t *testing.T) {
 	assert.InDelta(t, 3, peers[1].Median, 0)
 
 	for says, answers := range map[string][]string{
-		"256 bytes and more are not measured: Python has ended":                   {},
+		"256 bytes and more are not measured: the Python process has ended":       {},
 		"256 bytes and more are not measured: PyTorch answers [1] for the times":  {`{"times":{"one_shot_all_reduce":[1]}}`, times},
 		"256 bytes and more are not measured: PyTorch answers without times":      {`{}`, times},
 		"256 bytes and more are not measured: PyTorch answers [1 2 0] for the ti": {`{"times":{"one_shot_all_reduce":[1,2,0]}}`, times},
 	} {
-		rep, errs := besidePyTorch(t, fakePython(t, append([]string{pythonHello, pythonReady}, answers...)...), false, true)
+		rep, errs := besidePyTorch(t, ranks, fakePython(t, append([]string{pythonHello, pythonReady}, answers...)...), false, true)
 		backendtest.RequireAll(t, errs)
 		peers := peersOf(rep.rows)
 		require.Len(t, peers, 1, says)
@@ -143,7 +145,8 @@ func TestPyTorchThatRefuses(t *testing.T) {
 
 // TestPyTorchThatIsWrong: wrong results are an error on every rank.
 func TestPyTorchThatIsWrong(t *testing.T) {
-	_, errs := besidePyTorch(t, fakePython(t, pythonHello, pythonReady, `{"wrong":"rank 1: one_shot_all_reduce gave another sum"}`), false, true)
+	ranks := simulated(t, 2, "Somebody's GPU")
+	_, errs := besidePyTorch(t, ranks, fakePython(t, pythonHello, pythonReady, `{"wrong":"rank 1: one_shot_all_reduce gave another sum"}`), false, true)
 	for _, err := range errs {
 		require.ErrorContains(t, err, "measuring PyTorch's all-reduce of 256: rank 1: one_shot_all_reduce gave another sum")
 	}
@@ -174,9 +177,10 @@ func TestPyTorchScript(t *testing.T) {
 	t.Setenv("PYTHONPATH", torch)
 	t.Setenv("PYTHONDONTWRITEBYTECODE", "1")
 	t.Setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+	ranks := simulated(t, 2, "Somebody's GPU")
 	measured := func(graph bool) ([]Row, []error) {
 		t.Setenv("PRETENDED_TORCH", t.TempDir())
-		rep, errs := besidePyTorch(t, python, graph, true)
+		rep, errs := besidePyTorch(t, ranks, python, graph, true)
 		assert.Empty(t, rep.reasons)
 		return peersOf(rep.rows), errs
 	}
