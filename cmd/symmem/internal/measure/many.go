@@ -11,6 +11,9 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
+// oneOfList is what each tensor of a list goes through; an all-reduce of many is an all-reduce.
+var oneOfList = map[string]string{AllGatherMany: AllGather, ReduceScatterMany: ReduceScatter, BroadcastMany: Broadcast}
+
 // manyPlan makes the tensors, of which each whole is at least bytes, and one plan of a kind for all of them: an all-reduce and a broadcast in place, the others out of place. closeAll closes what it made.
 func (b *bencher) manyPlan(ctx context.Context, kind string, bytes int64) (p *kernels.Plan, whole int64, closeAll func(context.Context) error, err error) {
 	var tensors []tensor.SymmetricTensor
@@ -64,9 +67,13 @@ func (b *bencher) manyPlan(ctx context.Context, kind string, bytes int64) (p *ke
 	if err != nil {
 		return nil, 0, nil, errors.Join(err, closeAll(ctx))
 	}
-	for _, t := range []tensor.SymmetricTensor{tensors[0], tensors[len(tensors)-1]} {
-		err := b.checkResult(ctx, reduction{name: p.String(), dtype: b.dtype, elements: t.NumElements(), op: b.op, in: t.Ptr(), out: t.Ptr(), enqueue: func() error { return p.Run(b.s) }})
-		if err != nil {
+	for _, pair := range []kernels.Pair{pairs[0], pairs[len(pairs)-1]} {
+		check := reduction{kind: oneOfList[kind], name: p.String(), dtype: b.dtype, op: b.op, in: pair.In.Ptr(), out: pair.In.Ptr(), enqueue: func() error { return p.Run(b.s) }}
+		check.elements = pair.In.NumElements()
+		if pair.Out != nil {
+			check.out, check.elements = pair.Out.Ptr(), max(check.elements, pair.Out.NumElements())
+		}
+		if err := b.checkResult(ctx, check); err != nil {
 			return nil, 0, nil, errors.Join(err, closeAll(ctx))
 		}
 	}
