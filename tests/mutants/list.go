@@ -2838,11 +2838,6 @@ var mutants = []mutant{
 		new: "\t\t\tadd(p.Out, i, true)\n",
 	},
 	{
-		file: "kernels/many.go", why: "the dtypes of what only moves are not compared", tests: []stage{manyTests},
-		old: "dtype = p.In.DType().String() + \", \"",
-		new: "dtype = p.In.DType().String()[:0]",
-	},
-	{
 		file: "kernels/many_cuda.go", why: "the last rank says how many lines all have of a tensor", tests: []stage{manyTests},
 		old: "\t\t\tn = max(n, vectors(list[tensor]))\n",
 		new: "\t\t\tn = vectors(list[tensor])\n",
