@@ -380,9 +380,12 @@ func TestTensorOfAnotherGroup(t *testing.T) {
 		_, allReduce := kernels.NewAllReduce(ctx, mine, kernels.Sum, &kernels.AllReduceOptions{Out: theirs})
 		_, many := kernels.NewAllReduceMany(ctx, []kernels.Pair{{In: mine}, {In: theirs}}, kernels.Sum, nil)
 		_, allGather := kernels.NewAllGather(ctx, mine, theirs, nil)
+		_, gatherMany := kernels.NewAllGatherMany(ctx, []kernels.Pair{{In: mine, Out: theirs}}, nil)
+		_, scatterMany := kernels.NewReduceScatterMany(ctx, []kernels.Pair{{In: mine, Out: theirs}}, kernels.Sum, nil)
+		_, broadcastMany := kernels.NewBroadcastMany(ctx, []tensor.SymmetricTensor{mine, theirs}, 0, nil)
 		_, allToAllV := kernels.NewAllToAllV(ctx, mine, mine, theirs, theirs, nil)
 		for what, err := range map[string]error{
-			"NewAllReduce": allReduce, "NewAllReduceMany": many, "NewAllGather": allGather, "NewAllToAllV": allToAllV,
+			"NewAllReduce": allReduce, "NewAllReduceMany": many, "NewAllGather": allGather, "NewAllGatherMany": gatherMany, "NewReduceScatterMany": scatterMany, "NewBroadcastMany": broadcastMany, "NewAllToAllV": allToAllV,
 			"AllReduce": r.AllReduce(ctx, theirs, kernels.Sum),
 		} {
 			var argument *symmem.ArgumentError
@@ -690,6 +693,12 @@ func TestNilContextIsTold(t *testing.T) {
 				return made(kernels.NewAllReduceMany(ctx, []kernels.Pair{{In: x}}, kernels.Sum, nil))
 			}},
 			{"NewAllGather", func(ctx context.Context) error { return made(kernels.NewAllGather(ctx, x, y, nil)) }},
+			{"NewAllGatherMany", func(ctx context.Context) error {
+				return made(kernels.NewAllGatherMany(ctx, []kernels.Pair{{In: x, Out: y}}, nil))
+			}},
+			{"NewBroadcastMany", func(ctx context.Context) error {
+				return made(kernels.NewBroadcastMany(ctx, []tensor.SymmetricTensor{x}, 0, nil))
+			}},
 			{"NewBarrier", func(ctx context.Context) error { return made(kernels.NewBarrier(ctx, r.Memory(), nil)) }},
 			{"NewRMSNorm", func(ctx context.Context) error {
 				return made(kernels.NewAllReduceRMSNorm(ctx, x, kernels.RMSNorm{}, nil))

@@ -63,6 +63,17 @@ var planKinds = []planKind{
 		one, other := x.of(ctx, tensor.Float32, n), x.of(ctx, tensor.Float32, n/2)
 		return NewAllReduceMany(ctx, []Pair{{In: one}, {In: other}}, Sum, &Options{Algorithm: a})
 	}},
+	{"NewAllGatherMany", formsOf("NewAllGatherMany"), func(ctx context.Context, x *planTensors, n int64, a Algorithm) (*Plan, error) {
+		size := int64(x.m.Group().Size())
+		return NewAllGatherMany(ctx, []Pair{{In: x.of(ctx, tensor.Float32, n), Out: x.of(ctx, tensor.Float32, size*n)}, {In: x.of(ctx, tensor.Int8, n), Out: x.of(ctx, tensor.Int8, size*n)}}, &Options{Algorithm: a})
+	}},
+	{"NewReduceScatterMany", func(device.Kind) []Algorithm { return []Algorithm{OneShot, Transfers} }, func(ctx context.Context, x *planTensors, n int64, a Algorithm) (*Plan, error) {
+		size := int64(x.m.Group().Size())
+		return NewReduceScatterMany(ctx, []Pair{{In: x.of(ctx, tensor.Float32, size*n), Out: x.of(ctx, tensor.Float32, n)}}, Sum, &Options{Algorithm: a})
+	}},
+	{"NewBroadcastMany", formsOf("NewBroadcastMany"), func(ctx context.Context, x *planTensors, n int64, a Algorithm) (*Plan, error) {
+		return NewBroadcastMany(ctx, []tensor.SymmetricTensor{x.of(ctx, tensor.Float32, n), x.of(ctx, tensor.Int8, n)}, 0, &Options{Algorithm: a})
+	}},
 	{"NewAllReduceRMSNorm", func(device.Kind) []Algorithm { return []Algorithm{OneShot, TwoShot, Transfers} }, func(ctx context.Context, x *planTensors, n int64, a Algorithm) (*Plan, error) {
 		return NewAllReduceRMSNorm(ctx, x.of(ctx, tensor.Float32, n/64+1, 64), normed(ctx, x, n), &Options{Algorithm: a})
 	}},

@@ -101,7 +101,7 @@ func TestTablesChooseAsTheCode(t *testing.T) {
 
 // TestForms: every form of a constructor is listed once, whatever lists it, and Hierarchical on GPUs where the memory of a backend has it between islands.
 func TestForms(t *testing.T) {
-	all := append([]string{"NewAllReduce", "NewAllReduceMany", "NewAllReduceRMSNorm", "NewAllToAllV", "NewBarrier", "NewNothing"}, islandCollectives...)
+	all := append([]string{"NewAllReduce", "NewAllReduceMany", "NewAllGatherMany", "NewReduceScatterMany", "NewBroadcastMany", "NewAllReduceRMSNorm", "NewAllToAllV", "NewBarrier", "NewNothing"}, islandCollectives...)
 	for _, constructor := range all {
 		for _, kind := range []device.Kind{device.Host, device.CUDA} {
 			for _, backend := range []string{"host", "native", "nccl", "nvshmem", "nixl"} {

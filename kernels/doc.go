@@ -61,8 +61,9 @@
 // [NewAllReduceRMSNorm] is an all-reduce with the residual and norm of a transformer behind it, in one kernel. [QuantizedInt8] is an all-reduce that
 // is lossy, for who asks for it: see [QuantizedBytes].
 //
-// A list of tensors ([NewAllReduceMany]) is one message of all their vectors, in the same ways: one launch, and one exchange.
-// On CUDA a list is fastest where every tensor begins at a multiple of 16 bytes and is a multiple of 16 long, for small messages of f16, bf16 and f32.
+// A list of tensors ([NewAllReduceMany], [NewAllGatherMany], [NewReduceScatterMany], [NewBroadcastMany]) is one message of all their vectors, in the same ways: one launch, and one exchange. What they do
+// between GPUs they do by lines that are pushed, for small lists, or by loads between two barriers.
+// On CUDA a list is fastest where every tensor begins at a multiple of 16 bytes and is a multiple of 16 long, for small all-reduces of f16, bf16 and f32. What only moves is fastest where inputs and outputs lie alike modulo 16.
 //
 // This package knows tensors, memory and devices: pointers, not backends. Every backend whose tensors have peer pointers runs every
 // kernel, and every backend that has transfers runs Transfers.

@@ -90,6 +90,13 @@ func TestExclusive(t *testing.T) {
 			{"NewAllReduceMany", func(x bool) (*Plan, error) {
 				return NewAllReduceMany(ctx, []Pair{{In: in}, {In: out}}, Sum, &Options{Exclusive: x})
 			}},
+			{"NewAllGatherMany", func(x bool) (*Plan, error) {
+				half, err := in.Sub(0, in.NumElements()/2)
+				if err != nil {
+					return nil, err
+				}
+				return NewAllGatherMany(ctx, []Pair{{In: half, Out: out}}, &Options{Exclusive: x})
+			}},
 			{"NewBroadcast", func(x bool) (*Plan, error) { return NewBroadcast(ctx, in, 0, &Options{Exclusive: x}) }},
 			{"NewBarrier", func(x bool) (*Plan, error) { return NewBarrier(ctx, m, &Options{Exclusive: x}) }},
 		}...)

@@ -21,7 +21,8 @@ import (
 // Pair is one tensor of a list: what goes in, and where the result goes.
 type Pair struct {
 	In tensor.SymmetricTensor
-	// Out has the dtype and the number of elements of In. Nil is In itself, in place.
+	// Out has the dtype of In. Of NewAllReduceMany it has the number of elements of In, and nil is In itself, in place. Of NewAllGatherMany it has those of all ranks' In, and of
+	// NewReduceScatterMany one share of In's: see there.
 	Out tensor.SymmetricTensor
 }
 

@@ -151,14 +151,14 @@ func (m *manyMoves) byLoads(s *collective.Spec) {
 	if !ok {
 		return
 	}
-	size := m.memory.Group().Size()
+	size, chunk := m.memory.Group().Size(), loadedAtOnce(m.message)
 	var blocks int64
 	for to := range size {
 		var n int64
 		for _, v := range m.parts {
 			for from := range size {
 				if from != to || !v.inPlace {
-					n += chunksOf(m.piece(v, from).bytes)
+					n += (m.piece(v, from).bytes + chunk - 1) / chunk
 				}
 			}
 		}
@@ -172,13 +172,22 @@ func (m *manyMoves) byLoads(s *collective.Spec) {
 		},
 		Params: func(at *collective.Addresses) []any {
 			p := m.params(at)
-			return []any{p.Bytes(), upload(at, m.loads(at))}
+			return []any{p.Bytes(), upload(at, m.loads(at, chunk))}
 		},
 	}
 }
 
-// loads is the list of what this rank loads.
-func (m *manyMoves) loads(at *collective.Addresses) []ptx.Stretch {
+// loadedAtOnce is how many bytes of a piece a block loads at a time, of a list of so many bytes: the chunk of other kernels, unless the list of chunks were too long then.
+func loadedAtOnce(bytes int64) int64 {
+	chunk := int64(ptx.ChunkBytes)
+	for bytes/chunk > mostStretches {
+		chunk *= 2
+	}
+	return chunk
+}
+
+// loads is the list of what this rank loads, in chunks of so many bytes.
+func (m *manyMoves) loads(at *collective.Addresses, chunk int64) []ptx.Stretch {
 	size := at.WorldSize()
 	var from [][]ptx.Stretch // by rank, this one last
 	for k := range size {
@@ -190,8 +199,8 @@ func (m *manyMoves) loads(at *collective.Addresses) []ptx.Stretch {
 				continue
 			}
 			src, dst := at.Tensor(v.in, r).Add(p.src), v.Out.Ptr().Add(p.dst)
-			for begin := int64(0); begin < p.bytes; begin += ptx.ChunkBytes {
-				n := min(p.bytes-begin, ptx.ChunkBytes)
+			for begin := int64(0); begin < p.bytes; begin += chunk {
+				n := min(p.bytes-begin, chunk)
 				all = append(all, ptx.Stretch{In: uint64(src.Add(begin)), Out: uint64(dst.Add(begin)), Count: uint64(n)})
 			}
 		}

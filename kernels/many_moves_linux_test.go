@@ -268,8 +268,8 @@ func everyShared(f func(name string, c sharedTest)) {
 	}
 }
 
-// TestManySharedOnHost runs lists on the host device, and without pointers to peers.
-func TestManySharedOnHost(t *testing.T) {
+// TestManySharedOnCPU runs lists on the host device, and without pointers to peers.
+func TestManySharedOnCPU(t *testing.T) {
 	smallLimits(t)
 	for _, size := range []int{1, 2, 3, 4} {
 		everyShared(func(name string, c sharedTest) {
@@ -565,6 +565,13 @@ func TestCutAlike(t *testing.T) {
 			}
 			require.Equal(t, want, got[uint64(x.in)])
 		}
+	}
+}
+
+// TestLoadedAtOnce: the list of a long list of tensors does not grow without end.
+func TestLoadedAtOnce(t *testing.T) {
+	for bytes, chunk := range map[int64]int64{0: 16 << 10, 256 << 20: 16 << 10, 256<<20 + 16<<10: 32 << 10, 80 << 30: 8 << 20} {
+		require.Equal(t, chunk, loadedAtOnce(bytes), bytes)
 	}
 }
 

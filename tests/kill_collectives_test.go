@@ -117,6 +117,35 @@ func mixForms(m *memory.Memory) []mixForm {
 		made, err := kernels.NewAllReduceMany(ctx, []kernels.Pair{{In: p.in, Out: p.out}, {In: p.more}}, kernels.Sum, o)
 		return made, sum, err
 	})
+	var moving []kernels.Algorithm // OneShot is lines, for so little, or what the host has
+	for _, a := range of("NewAllGatherMany") {
+		if a != kernels.OneShotLL {
+			moving = append(moving, a)
+		}
+	}
+	if !slices.Contains(moving, kernels.OneShot) {
+		moving = append(moving, kernels.OneShot)
+	}
+	add("all_gather_many", moving, func(ctx context.Context, p *mixPlan, o *kernels.Options) (*kernels.Plan, float64, error) {
+		in, err := p.in.Sub(0, mixElements/int64(size))
+		if err != nil {
+			return nil, 0, err
+		}
+		made, err := kernels.NewAllGatherMany(ctx, []kernels.Pair{{In: in, Out: p.out}}, o)
+		return made, 1, err
+	})
+	add("reduce_scatter_many", moving, func(ctx context.Context, p *mixPlan, o *kernels.Options) (*kernels.Plan, float64, error) {
+		out, err := p.out.Sub(0, mixElements/int64(size))
+		if err != nil {
+			return nil, 0, err
+		}
+		made, err := kernels.NewReduceScatterMany(ctx, []kernels.Pair{{In: p.in, Out: out}}, kernels.Sum, o)
+		return made, sum, err
+	})
+	add("broadcast_many", moving, func(ctx context.Context, p *mixPlan, o *kernels.Options) (*kernels.Plan, float64, error) {
+		made, err := kernels.NewBroadcastMany(ctx, []tensor.SymmetricTensor{p.out, p.more}, size-1, o)
+		return made, float64(size), err
+	})
 	add("all_reduce_rms_norm", reducing, func(ctx context.Context, p *mixPlan, o *kernels.Options) (*kernels.Plan, float64, error) {
 		in, err := p.in.Sub(0, 4, 64)
 		if err != nil {

@@ -2838,11 +2838,6 @@ var mutants = []mutant{
 		new: "\t\t\tadd(p.Out, i, true)\n",
 	},
 	{
-		file: "kernels/many.go", why: "the dtypes of what only moves are not compared", tests: []stage{manyTests},
-		old: "dtype = p.In.DType().String() + \", \"",
-		new: "dtype = p.In.DType().String()[:0]",
-	},
-	{
 		file: "kernels/many_cuda.go", why: "the last rank says how many lines all have of a tensor", tests: []stage{manyTests},
 		old: "\t\t\tn = max(n, vectors(list[tensor]))\n",
 		new: "\t\t\tn = vectors(list[tensor])\n",
@@ -2858,17 +2853,17 @@ var mutants = []mutant{
 		new: "sends[r] && sends[rank] && false })",
 	},
 	{
-		file: "kernels/many_moves.go", why: "what is gathered is loaded before it is ready", tests: inPlans,
+		file: "kernels/many_moves.go", why: "what is gathered is loaded before it is ready", tests: []stage{worldOfTwo},
 		old: "\t\t\tif err := meet(r, flagStart, nil, sources); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n",
 		new: "",
 	},
 	{
-		file: "kernels/many_moves.go", why: "what others gather may be written to", tests: inPlans,
+		file: "kernels/many_moves.go", why: "what others gather may be written to", tests: []stage{worldOfTwo},
 		old: "\t\t\treturn meet(r, flagEnd, sources, readers)",
 		new: "\t\t\treturn nil",
 	},
 	{
-		file: "kernels/many_moves.go", why: "what is gathered by transfers is not scattered", tests: inPlans,
+		file: "kernels/many_moves.go", why: "what is gathered by transfers is not scattered", tests: []stage{manyTests},
 		old: "\t\treturn m.addCopies(b, scatter)",
 		new: "\t\treturn nil",
 	},
@@ -2883,17 +2878,17 @@ var mutants = []mutant{
 		new: "stretches[i].OutRow = 0",
 	},
 	{
-		file: "kernels/many_reduce_scatter.go", why: "shares of a list are combined before they are ready", tests: inPlans,
+		file: "kernels/many_reduce_scatter.go", why: "shares of a list are combined before they are ready", tests: []stage{worldOfTwo},
 		old: "\t\t\tif err := meet(run, flagStart, readers, sources); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n",
 		new: "",
 	},
 	{
-		file: "kernels/many_reduce_scatter.go", why: "what others combine of a list may be written to", tests: inPlans,
+		file: "kernels/many_reduce_scatter.go", why: "what others combine of a list may be written to", tests: []stage{worldOfTwo},
 		old: "\t\t\treturn meet(run, flagEnd, sources, readers)",
 		new: "\t\t\treturn nil",
 	},
 	{
-		file: "kernels/many_reduce_scatter.go", why: "shares of a list go to the place of the rank that gets them", tests: inPlans,
+		file: "kernels/many_reduce_scatter.go", why: "shares of a list go to the place of the rank that gets them", tests: []stage{manyTests},
 		old: "Offset: int64(size+rank) * block",
 		new: "Offset: int64(size+to) * block",
 	},

@@ -555,7 +555,7 @@ func (b *bencher) transferSizes(kind string) []int64 {
 
 // enqueueRows is how many things enqueuing measures, and enqueueBurst how many of one are enqueued back to back: fewer than a driver's queue has room for, which the host
 // would have to wait for otherwise.
-const enqueueRows, enqueueBurst = 4, 500
+const enqueueRows, enqueueBurst = 5, 500
 
 // enqueuing measures what enqueuing costs the host of what programs put together themselves.
 func (b *bencher) enqueuing(ctx context.Context) error {
@@ -566,6 +566,14 @@ func (b *bencher) enqueuing(ctx context.Context) error {
 	}
 	local, err := b.tensorOf(ctx, tensor.Uint8, bytes)
 	if err != nil {
+		return err
+	}
+	whole, err := b.tensorOf(ctx, b.dtype, bytes)
+	if err != nil {
+		return err
+	}
+	reduce := func() error { return b.r.AllReduce(ctx, whole, b.op) }
+	if err := errors.Join(reduce(), b.r.Synchronize(ctx)); err != nil { // which makes its plan
 		return err
 	}
 	next, before := b.neighbours()
@@ -579,13 +587,14 @@ func (b *bencher) enqueuing(ctx context.Context) error {
 		{"signal", 0, func() error { return remote.Signal(b.s, next, signalChannel) }},
 		{"wait", 0, func() error { return remote.Wait(b.s, before, signalChannel) }},
 		{"barrier", 0, func() error { return remote.Barrier(b.s, barrierChannel) }},
+		{"AllReduce", bytes, reduce}, // on the rank's own stream
 	} {
 		row := Row{Kind: Enqueue, Bytes: one.bytes, Note: one.what, Iterations: min(b.iterations(max(one.bytes, 1)), enqueueBurst)}
 		if err := b.hostTime(ctx, row, one.enqueue); err != nil {
 			return fmt.Errorf("%s: %w", one.what, err)
 		}
 	}
-	return errors.Join(local.Close(ctx), remote.Close(ctx))
+	return errors.Join(b.r.Synchronize(ctx), whole.Close(ctx), local.Close(ctx), remote.Close(ctx))
 }
 
 // hostTime measures what enqueuing costs the host, without the work itself, as often as the row says, and reports the row.
