@@ -35,7 +35,7 @@ func (r *Rank) AllReduce(ctx context.Context, t tensor.SymmetricTensor, op kerne
 
 // AllReduceMany combines each of ts on all ranks by op, in place, in one launch on the rank's own stream. See [kernels.NewAllReduceMany].
 func (r *Rank) AllReduceMany(ctx context.Context, ts []tensor.SymmetricTensor, op kernels.Op) error {
-	c, found, err := r.plans().findMany(planKey{call: "AllReduceMany", op: op}, ts)
+	c, found, err := r.plans().findMany(planKey{call: "AllReduceMany", op: op}, ts, nil)
 	if found || err != nil {
 		return err
 	}
@@ -45,6 +45,39 @@ func (r *Rank) AllReduceMany(ctx context.Context, ts []tensor.SymmetricTensor, o
 	}
 	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
 		return kernels.NewAllReduceMany(ctx, pairs, op, nil)
+	})
+}
+
+// ReduceScatterMany combines the In of each pair on all ranks by op and gives each rank its share, in Out, in one launch on the rank's own stream. See [kernels.NewReduceScatterMany].
+func (r *Rank) ReduceScatterMany(ctx context.Context, pairs []kernels.Pair, op kernels.Op) error {
+	c, found, err := r.plans().findPairs(planKey{call: "ReduceScatterMany", op: op}, pairs)
+	if found || err != nil {
+		return err
+	}
+	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
+		return kernels.NewReduceScatterMany(ctx, c.pairs(), op, nil)
+	})
+}
+
+// AllGatherMany gives every rank all ranks' In of each pair, in Out, in one launch on the rank's own stream. See [kernels.NewAllGatherMany].
+func (r *Rank) AllGatherMany(ctx context.Context, pairs []kernels.Pair) error {
+	c, found, err := r.plans().findPairs(planKey{call: "AllGatherMany"}, pairs)
+	if found || err != nil {
+		return err
+	}
+	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
+		return kernels.NewAllGatherMany(ctx, c.pairs(), nil)
+	})
+}
+
+// BroadcastMany gives every rank root's copy of each of ts, in one launch on the rank's own stream. See [kernels.NewBroadcastMany].
+func (r *Rank) BroadcastMany(ctx context.Context, ts []tensor.SymmetricTensor, root int) error {
+	c, found, err := r.plans().findMany(planKey{call: "BroadcastMany", root: root}, ts, nil)
+	if found || err != nil {
+		return err
+	}
+	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
+		return kernels.NewBroadcastMany(ctx, c.tensors, root, nil)
 	})
 }
 
@@ -210,6 +243,15 @@ type call struct {
 	failure error                    // why this rank cannot take part
 }
 
+// pairs are the tensors of a call on pairs.
+func (w *call) pairs() []kernels.Pair {
+	pairs := make([]kernels.Pair, len(w.tensors)/2)
+	for i := range pairs {
+		pairs[i] = kernels.Pair{In: w.tensors[2*i], Out: w.tensors[2*i+1]}
+	}
+	return pairs
+}
+
 // lasting makes the tensors of a call such that no slice's Close ends the plan.
 func (w *call) lasting() {
 	if w.failure != nil {
@@ -246,8 +288,17 @@ func (c *planCache) find(key planKey, in, out tensor.SymmetricTensor) (*call, bo
 	return what, false, nil
 }
 
-// findMany is find for a list.
-func (c *planCache) findMany(key planKey, ts []tensor.SymmetricTensor) (*call, bool, error) {
+// findPairs is find for a list of pairs.
+func (c *planCache) findPairs(key planKey, pairs []kernels.Pair) (*call, bool, error) {
+	ts := make([]tensor.SymmetricTensor, 0, 2*len(pairs))
+	for _, p := range pairs {
+		ts = append(ts, p.In, p.Out)
+	}
+	return c.findMany(key, ts, []string{"In", "Out"})
+}
+
+// findMany is find for a list. Of pairs, sides are the names of their tensors, which follow each other.
+func (c *planCache) findMany(key planKey, ts []tensor.SymmetricTensor, sides []string) (*call, bool, error) {
 	if c == nil {
 		return nil, false, (*Rank)(nil).made(key.call)
 	}
@@ -255,7 +306,7 @@ func (c *planCache) findMany(key planKey, ts []tensor.SymmetricTensor) (*call, b
 	known := true
 	places := make([]byte, 0, 32*len(ts))
 	for i, t := range ts {
-		p, ok, err := c.placeOf(key.call, fmt.Sprintf("ts[%d]", i), t)
+		p, ok, err := c.placeOf(key.call, nameIn(sides, i), t)
 		if known = ok; failure == nil {
 			failure = err
 		}
@@ -271,7 +322,7 @@ func (c *planCache) findMany(key planKey, ts []tensor.SymmetricTensor) (*call, b
 		}
 	}
 	if len(ts) == 0 {
-		failure = errs.Invalid(key.call, "ts", "an empty list", fmt.Sprintf("1 to %d tensors", kernels.MaxPairs))
+		failure = errs.Invalid(key.call, listOf(sides), "an empty list", fmt.Sprintf("1 to %d of them", kernels.MaxPairs))
 	}
 	key.list = string(places)
 	if found, err := c.runKept(key, known, failure); found || err != nil {
@@ -280,6 +331,20 @@ func (c *planCache) findMany(key planKey, ts []tensor.SymmetricTensor) (*call, b
 	what := &call{key, known, slices.Clone(ts), failure}
 	what.lasting()
 	return what, false, nil
+}
+
+// listOf is the name of a list, and nameIn that of its tensor i.
+func listOf(sides []string) string {
+	if sides == nil {
+		return "ts"
+	}
+	return "pairs"
+}
+func nameIn(sides []string, i int) string {
+	if sides == nil {
+		return fmt.Sprintf("ts[%d]", i)
+	}
+	return fmt.Sprintf("pairs[%d].%s", i/len(sides), sides[i%len(sides)])
 }
 
 // runKept runs the plan of a key, if there is one, and no earlier call is still to come.

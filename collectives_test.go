@@ -162,7 +162,61 @@ func TestCollectiveOfNothing(t *testing.T) {
 		}
 		all := []tensor.SymmetricTensor{x, x}
 		return errors.Join(r.AllReduce(ctx, x, kernels.Sum), r.AllReduce(ctx, x, kernels.Sum), r.AllReduceMany(ctx, all, kernels.Sum), r.AllReduceMany(ctx, all, kernels.Sum),
-			kept(r, "nothing", 2, 2), r.Synchronize(ctx), x.Close(ctx))
+			r.BroadcastMany(ctx, all, 1), r.AllGatherMany(ctx, []kernels.Pair{{In: x, Out: x}}), r.ReduceScatterMany(ctx, []kernels.Pair{{In: x, Out: x}}, kernels.Sum),
+			kept(r, "nothing", 5, 5), r.Synchronize(ctx), x.Close(ctx))
+	})
+}
+
+// TestListsAsCalls: lists that are gathered, scattered and broadcast are found again, through other slices of the same memory too, and the errors name which tensor of which pair it is.
+func TestListsAsCalls(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		x, err := ones(ctx, r, 12)
+		if err != nil {
+			return err
+		}
+		y, err := ones(ctx, r, 6)
+		if err != nil {
+			return err
+		}
+		fill := func(t *tensor.Tensor, value float32) error {
+			all := make([]float32, t.NumElements())
+			for i := range all {
+				all[i] = value
+			}
+			return errors.Join(tensor.Write(t.Local(), all, 0), r.Barrier(ctx))
+		}
+		for call := range 2 {
+			whole, wholeErr := x.Sub(0, 8)
+			part, partErr := y.Sub(0, 4)
+			mine := float32(r.Rank() + 1)
+			err := errors.Join(wholeErr, partErr, fill(y, mine), fill(x, 0), r.AllGatherMany(ctx, []kernels.Pair{{In: part, Out: whole}}), r.Synchronize(ctx))
+			got := make([]float32, 12)
+			if err := errors.Join(err, tensor.Read(x.Local(), got, 0)); err != nil {
+				return err
+			}
+			if fmt.Sprint(got) != "[1 1 1 1 2 2 2 2 0 0 0 0]" {
+				return fmt.Errorf("gathered %v", got)
+			}
+			err = errors.Join(fill(x, mine), r.ReduceScatterMany(ctx, []kernels.Pair{{In: whole, Out: part}}, kernels.Sum), r.Synchronize(ctx))
+			if err := errors.Join(err, tensor.Read(y.Local(), got[:6], 0)); err != nil {
+				return err
+			}
+			if want := fmt.Sprintf("[3 3 3 3 %v %v]", mine, mine); fmt.Sprint(got[:6]) != want {
+				return fmt.Errorf("scattered %v, not %s", got[:6], want)
+			}
+			err = errors.Join(r.Barrier(ctx), fill(y, mine), r.BroadcastMany(ctx, []tensor.SymmetricTensor{x, y}, 1), first(ctx, r, x, 2), first(ctx, r, y, 2), kept(r, "lists", 3, 3), part.Close(ctx), whole.Close(ctx))
+			if err != nil {
+				return fmt.Errorf("call %d: %w", call, err)
+			}
+		}
+		err = r.AllGatherMany(ctx, []kernels.Pair{{In: y, Out: x}, {In: x}})
+		if err := wantIs(err, symmem.ErrInvalid); err != nil {
+			return err
+		}
+		if !strings.Contains(err.Error(), "pairs[1].Out") {
+			return fmt.Errorf("%w does not name the tensor", err)
+		}
+		return errors.Join(x.Close(ctx), y.Close(ctx))
 	})
 }
 
@@ -321,6 +375,13 @@ func TestCollectivesRefuse(t *testing.T) {
 			wantIs(r.AllReduceMany(ctx, nil, kernels.Sum), symmem.ErrInvalid),
 			wantIs(r.AllReduceMany(ctx, []tensor.SymmetricTensor{x, nil}, kernels.Sum), symmem.ErrInvalid),
 			wantIs(r.AllReduceMany(ctx, []tensor.SymmetricTensor{x, x}, kernels.Sum), symmem.ErrInvalid),
+			wantIs(r.BroadcastMany(ctx, nil, 0), symmem.ErrInvalid),
+			wantIs(r.BroadcastMany(ctx, []tensor.SymmetricTensor{x}, 2), symmem.ErrInvalid),
+			wantIs(r.AllGatherMany(ctx, nil), symmem.ErrInvalid),
+			wantIs(r.AllGatherMany(ctx, []kernels.Pair{{In: x}}), symmem.ErrInvalid),
+			wantIs(r.AllGatherMany(none, []kernels.Pair{{In: x, Out: x}}), symmem.ErrInvalid),
+			wantIs(r.ReduceScatterMany(ctx, []kernels.Pair{{Out: x}}, kernels.Sum), symmem.ErrInvalid),
+			wantIs(r.ReduceScatterMany(ctx, []kernels.Pair{{In: x, Out: x}}, kernels.Sum), symmem.ErrInvalid),
 			kept(r, "refused", 0, 0),
 			r.AllReduce(ctx, x, kernels.Sum), first(ctx, r, x, 2),
 		)
@@ -688,6 +749,11 @@ func TestNilContextIsTold(t *testing.T) {
 				return r.AllReduceMany(ctx, []tensor.SymmetricTensor{x, y}, kernels.Sum)
 			}},
 			{"AllGather", func(ctx context.Context) error { return r.AllGather(ctx, x, y) }},
+			{"AllGatherMany", func(ctx context.Context) error { return r.AllGatherMany(ctx, []kernels.Pair{{In: x, Out: y}}) }},
+			{"ReduceScatterMany", func(ctx context.Context) error {
+				return r.ReduceScatterMany(ctx, []kernels.Pair{{In: y, Out: x}}, kernels.Sum)
+			}},
+			{"BroadcastMany", func(ctx context.Context) error { return r.BroadcastMany(ctx, []tensor.SymmetricTensor{x, y}, 1) }},
 			{"NewAllReduce", func(ctx context.Context) error { return made(kernels.NewAllReduce(ctx, x, kernels.Sum, nil)) }},
 			{"NewAllReduceMany", func(ctx context.Context) error {
 				return made(kernels.NewAllReduceMany(ctx, []kernels.Pair{{In: x}}, kernels.Sum, nil))

@@ -23,8 +23,8 @@ import (
 //
 // # Collectives without plans
 //
-// AllReduce, AllReduceMany, ReduceScatter, Reduce, AllGather, Broadcast and AllToAll are for who does not want plans. Each runs on the rank's own
-// stream, [Rank.Stream], and returns when it is enqueued there:
+// AllReduce, ReduceScatter, Reduce, AllGather, Broadcast and AllToAll, and AllReduceMany, ReduceScatterMany, AllGatherMany and BroadcastMany for lists of tensors, are for who does not want plans. Each
+// runs on the rank's own stream, [Rank.Stream], and returns when it is enqueued there:
 //
 //	err := r.AllReduce(ctx, t, kernels.Sum) // the first time: makes a plan, with all other ranks
 //	err = r.AllReduce(ctx, t, kernels.Sum)  // from then on: finds it and runs it
@@ -36,7 +36,7 @@ import (
 //   - The first of its kind makes the plan: it blocks until all ranks have come, and takes as long as the constructor in package kernels, some
 //     milliseconds, and two exchanges more. It cannot be recorded in a graph.
 //   - A later one does not wait for other ranks, and may be recorded. Beside the plan's Run it costs a look into a map, well below a microsecond, and
-//     allocates nothing; AllReduceMany looks at each tensor, and allocates. It does not look at ctx.
+//     allocates nothing; those for lists look at each tensor, and allocate. It does not look at ctx.
 //
 // [MaxPlans] plans are kept, and those that were recorded in a graph besides. The one that was not used for longest goes when another is made, and so
 // do those whose memory was given back by the Close of a tensor that is no slice. These closings are collective as well, and wait for the device. A

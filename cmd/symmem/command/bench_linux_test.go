@@ -129,7 +129,7 @@ func TestBenchOfParts(t *testing.T) {
 		assert.Equal(t, 2, row.Repetitions)
 		assert.Zero(t, row.Bandwidth)
 	}
-	assert.Equal(t, []string{"signal_wait 0 graph", "heap_alloc 1000", "heap_alloc 1048576", "enqueue 1000 put", "enqueue 0 signal", "enqueue 0 wait", "enqueue 0 barrier"}, rows)
+	assert.Equal(t, []string{"signal_wait 0 graph", "heap_alloc 1000", "heap_alloc 1048576", "enqueue 1000 put", "enqueue 0 signal", "enqueue 0 wait", "enqueue 0 barrier", "enqueue 1000 AllReduce"}, rows)
 
 	r = call(t, "", environ(), append(args, "--ranks", "1")...)
 	require.Equal(t, exit.OK, r.status, r.err)
