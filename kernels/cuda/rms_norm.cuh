@@ -117,8 +117,9 @@ template <class T> SYMMEM_DEVICE void finish(const Norm &n, u64 at, const Words<
   if (n.quantized != 0) storeQuantized<T>(n.quantized, at, y, n.inverse);
 }
 
-// normRow does one row. fetch(v, s) gives vector v of the row's sum, and says whether it came. behind is called when all have. Block.
-template <class T, class Fetch, class Behind> SYMMEM_DEVICE void normRow(const Norm &n, u32 row, Fetch fetch, Behind behind) {
+// normRow does one row. fetch(v, s) gives vector v of the row's sum, and says whether it came; `together` gets those that the thread keeps before it looks at the first, which is
+// faster for what needs no wait. behind is called when all have come. Block.
+template <class T, bool together = false, class Fetch, class Behind> SYMMEM_DEVICE void normRow(const Norm &n, u32 row, Fetch fetch, Behind behind) {
   const u32 vectors = n.columns / (16 / T::width), tid = threadIdx.x, threads = blockDim.x;
   const u64 at = (u64)row * vectors * 16;
   Words<4> kept[kKept], other[kKept];
@@ -127,12 +128,20 @@ template <class T, class Fetch, class Behind> SYMMEM_DEVICE void normRow(const N
 #pragma unroll
   for (u32 k = 0; k < kKept; k++)
     if (tid + k * threads < vectors) other[k] = loadWeak(n.residual + at + (tid + k * threads) * 16ull, Words<4>());
+  if constexpr (together) {
+#pragma unroll
+    for (u32 k = 0; k < kKept; k++)
+      if (tid + k * threads < vectors && !fetch(tid + k * threads, kept[k])) ok = false;
+  }
 #pragma unroll
   for (u32 k = 0; k < kKept; k++) {
     const u32 v = tid + k * threads;
     if (v >= vectors) continue;
     Words<4> s;
-    if (!fetch(v, s)) ok = false;
+    if constexpr (together)
+      s = kept[k];
+    else if (!fetch(v, s))
+      ok = false;
     kept[k] = addResidual<T>(s, other[k], squares);
     if (ok) storeWeak(n.residualOut + at + v * 16ull, kept[k]);
   }
@@ -330,7 +339,7 @@ template <class T> SYMMEM_DEVICE void normLocal(const Norm &n) {
   awaitPrevious(n.in, n.rows);
   const u32 vectors = n.columns / (16 / T::width);
   for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x)
-    normRow<T>(
+    normRow<T, true>(
         n, row,
         [&](u32 v, Words<4> &s) {
           s = loadWeak(n.in + ((u64)row * vectors + v) * 16, Words<4>());
