@@ -117,24 +117,8 @@ template <class T> SYMMEM_DEVICE void finish(const Norm &n, u64 at, const Words<
   if (n.quantized != 0) storeQuantized<T>(n.quantized, at, y, n.inverse);
 }
 
-// fetchKept gets those vectors of a row that a thread keeps, all before it looks at the first, and says whether they came. For what needs no wait that is faster.
-template <class Fetch> SYMMEM_DEVICE bool fetchKept(u32 vectors, Words<4> (&s)[kKept], const Fetch &fetch) {
-  bool ok = true;
-#pragma unroll
-  for (u32 k = 0; k < kKept; k++)
-    if (threadIdx.x + k * blockDim.x < vectors && !fetch(threadIdx.x + k * blockDim.x, s[k])) ok = false;
-  return ok;
-}
-
-// OneByOne in place of what fetches the vectors that a thread keeps is fetch for one after the other.
-struct OneByOne {};
-template <class F> struct IsOneByOne { enum : bool { value = false }; };
-template <> struct IsOneByOne<OneByOne> { enum : bool { value = true }; };
-
-// normRow does one row. fetch(v, s) gives vector v of the row's sum, and says whether it came; together(s) gives all that the thread keeps. behind is called when all have come. Block.
-template <class T, class Fetch, class Behind, class Together = OneByOne>
-SYMMEM_DEVICE void normRow(const Norm &n, u32 row, Fetch fetch, Behind behind, Together together = {}) {
-  constexpr bool oneByOne = IsOneByOne<Together>::value;
+// normRow does one row. fetch(v, s) gives vector v of the row's sum, and says whether it came. behind is called when all have. Block.
+template <class T, class Fetch, class Behind> SYMMEM_DEVICE void normRow(const Norm &n, u32 row, Fetch fetch, Behind behind) {
   const u32 vectors = n.columns / (16 / T::width), tid = threadIdx.x, threads = blockDim.x;
   const u64 at = (u64)row * vectors * 16;
   Words<4> kept[kKept], other[kKept];
@@ -143,18 +127,13 @@ SYMMEM_DEVICE void normRow(const Norm &n, u32 row, Fetch fetch, Behind behind, T
 #pragma unroll
   for (u32 k = 0; k < kKept; k++)
     if (tid + k * threads < vectors) other[k] = loadWeak(n.residual + at + (tid + k * threads) * 16ull, Words<4>());
-  if constexpr (!oneByOne) ok = together(kept);
 #pragma unroll
   for (u32 k = 0; k < kKept; k++) {
     const u32 v = tid + k * threads;
     if (v >= vectors) continue;
-    if constexpr (oneByOne) {
-      Words<4> s;
-      if (!fetch(v, s)) ok = false;
-      kept[k] = addResidual<T>(s, other[k], squares);
-    } else {
-      kept[k] = addResidual<T>(kept[k], other[k], squares);
-    }
+    Words<4> s;
+    if (!fetch(v, s)) ok = false;
+    kept[k] = addResidual<T>(s, other[k], squares);
     if (ok) storeWeak(n.residualOut + at + v * 16ull, kept[k]);
   }
 #pragma unroll 1
@@ -350,11 +329,12 @@ template <class T> SYMMEM_DEVICE void normTwoshotPull(const Comm &c, const Norm 
 template <class T> SYMMEM_DEVICE void normLocal(const Norm &n) {
   awaitPrevious(n.in, n.rows);
   const u32 vectors = n.columns / (16 / T::width);
-  for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x) {
-    auto fetch = [&](u32 v, Words<4> &s) {
-      s = loadWeak(n.in + ((u64)row * vectors + v) * 16, Words<4>());
-      return true;
-    };
-    normRow<T>(n, row, fetch, [] {}, [&](Words<4> (&s)[kKept]) { return fetchKept(vectors, s, fetch); });
-  }
+  for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x)
+    normRow<T>(
+        n, row,
+        [&](u32 v, Words<4> &s) {
+          s = loadWeak(n.in + ((u64)row * vectors + v) * 16, Words<4>());
+          return true;
+        },
+        [] {});
 }

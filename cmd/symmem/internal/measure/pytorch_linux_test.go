@@ -12,6 +12,7 @@ import (
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // besidePyTorch measures all-reduces of two sizes on simulated GPUs beside what interpreter is, and returns what rank 0 reports, why nothing is measured, and the ranks' errors.
@@ -170,7 +171,7 @@ func TestPyTorchThatHangs(t *testing.T) {
 func TestPyTorchScript(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {
-		t.Skip("there is no python3 on this machine")
+		testneed.Missing(t, "python3", err)
 	}
 	torch, err := filepath.Abs("testdata/torch")
 	require.NoError(t, err)
