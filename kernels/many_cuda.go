@@ -132,7 +132,10 @@ func manyGeometry(stretches int, longest uint64, multiprocessors int) launchGeom
 
 // manyLinesGeometry is manyGeometry for the kernel that pushes lines of what only moves: so many threads do a stretch of one peer together, and others beside them those of other peers.
 func manyLinesGeometry(stretches, together, size, multiprocessors int) launchGeometry {
-	teams := max(min(size-1, ptx.MaxThreads/together), 1)
+	teams := 1 // a power of two, as blocks have numbers of threads that are
+	for 2*teams <= min(size-1, ptx.MaxThreads/together) {
+		teams *= 2
+	}
 	return launchGeometry{blocks: min(max(stretches, 1), 2*multiprocessors), threads: teams * together}
 }
 

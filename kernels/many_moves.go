@@ -218,21 +218,19 @@ func (m *manyMoves) loads(at *collective.Addresses, chunk int64) []ptx.Stretch {
 	return list
 }
 
-// onHost makes the spec that of a kernel on the host device: each rank waits for those that it loads from to be ready, and for those that load from it to have done so.
+// onHost makes the spec that of a kernel on the host device: each rank waits for those that it loads from to be ready, and for those that load from it to have done so. Where only one of two
+// loads, both wait for each other all the same, before and after: or one that comes late would load from an input that the other has given up waiting with, and written to since.
 func (m *manyMoves) onHost(s *collective.Spec) {
 	s.Program = nil
 	s.Host = func(at *collective.Addresses) (collective.HostKernel, error) {
 		rank, size := at.Rank(), at.WorldSize()
 		sends := m.sends()
 		var own, copies []copied
-		var sources, readers []int
+		var peers []int // that this rank loads from, or that load from it
 		for k := range size {
 			r := (rank + k) % size
-			if r != rank && sends[r] {
-				sources = append(sources, r)
-			}
-			if r != rank && sends[rank] {
-				readers = append(readers, r)
+			if r != rank && (sends[r] || sends[rank]) {
+				peers = append(peers, r)
 			}
 			for _, v := range m.parts {
 				p := m.piece(v, r)
@@ -248,19 +246,19 @@ func (m *manyMoves) onHost(s *collective.Spec) {
 			}
 		}
 		return func(r *collective.HostRun) error {
-			for _, peer := range readers {
+			for _, peer := range peers {
 				r.Signal(peer, flagStart, r.Epoch())
 			}
 			for _, c := range own {
 				copy(c.dst, c.src)
 			}
-			if err := meet(r, flagStart, nil, sources); err != nil {
+			if err := meet(r, flagStart, nil, peers); err != nil {
 				return err
 			}
 			for _, c := range copies {
 				copy(c.dst, c.src)
 			}
-			return meet(r, flagEnd, sources, readers)
+			return meet(r, flagEnd, peers, peers)
 		}, nil
 	}
 }

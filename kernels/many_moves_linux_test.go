@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/backend/backendtest"
@@ -302,7 +303,7 @@ func TestManySharedOnCPU(t *testing.T) {
 // TestManySharedOnCUDA runs lists on the simulated CUDA device, with the kernels as they were compiled: launches, streams, graphs; with the tables of large worlds too.
 func TestManySharedOnCUDA(t *testing.T) {
 	smallLimits(t)
-	for _, size := range []int{1, 2, 3, ptx.Inline + 1} {
+	for _, size := range []int{1, 2, 3, 4, ptx.Inline + 1} {
 		everyShared(func(name string, c sharedTest) {
 			c.root %= size
 			if size > ptx.Inline && !strings.HasSuffix(name, "/0/2") {
@@ -622,4 +623,19 @@ func TestManySharedChooses(t *testing.T) {
 		return x.Close(ctx)
 	})
 	require.Equal(t, []Algorithm{OneShotLL, OneShotPull, Transfers}, CollectiveAlgorithms("NewAllGatherMany", device.CUDA))
+}
+
+// TestManyLinesGeometry: whatever the number of ranks, blocks have a number of threads that there is, and a team of them for each peer while they last.
+func TestManyLinesGeometry(t *testing.T) {
+	for size := 1; size <= 72; size++ {
+		for together := 32; together <= stretchVectors; together *= 2 {
+			g := manyLinesGeometry(7, together, size, 132)
+			at := fmt.Sprintf("%d ranks, %d threads together", size, together)
+			assert.Contains(t, []int{32, 64, 128, 256, 512}, g.threads, at)
+			assert.Equal(t, 7, g.blocks, at)
+			teams := g.threads / together
+			assert.True(t, teams == 1 || teams < size, at)
+			assert.True(t, 2*teams >= size || 2*g.threads > ptx.MaxThreads, at)
+		}
+	}
 }

@@ -160,14 +160,10 @@ func (m *manyScatter) onHost(s *collective.Spec) {
 		}
 		rank, size := at.Rank(), at.WorldSize()
 		gets := m.gets()
-		var sources, readers []int
+		var peers []int // that this rank loads from, or that load from it: see manyMoves.onHost
 		for k := 1; k < size; k++ {
-			r := (rank + k) % size
-			if gets[rank] {
-				sources = append(sources, r)
-			}
-			if gets[r] {
-				readers = append(readers, r)
+			if r := (rank + k) % size; gets[rank] || gets[r] {
+				peers = append(peers, r)
 			}
 		}
 		type share struct {
@@ -188,13 +184,13 @@ func (m *manyScatter) onHost(s *collective.Spec) {
 			shares = append(shares, x)
 		}
 		return func(run *collective.HostRun) error {
-			if err := meet(run, flagStart, readers, sources); err != nil {
+			if err := meet(run, flagStart, peers, peers); err != nil {
 				return err
 			}
 			for _, x := range shares {
 				combine(x.out, x.ins, 0, x.elements)
 			}
-			return meet(run, flagEnd, sources, readers)
+			return meet(run, flagEnd, peers, peers)
 		}, nil
 	}
 }

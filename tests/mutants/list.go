@@ -2854,12 +2854,12 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/many_moves.go", why: "what is gathered is loaded before it is ready", tests: []stage{worldOfTwo},
-		old: "\t\t\tif err := meet(r, flagStart, nil, sources); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n",
+		old: "\t\t\tif err := meet(r, flagStart, nil, peers); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n",
 		new: "",
 	},
 	{
 		file: "kernels/many_moves.go", why: "what others gather may be written to", tests: []stage{worldOfTwo},
-		old: "\t\t\treturn meet(r, flagEnd, sources, readers)",
+		old: "\t\t\treturn meet(r, flagEnd, peers, peers)",
 		new: "\t\t\treturn nil",
 	},
 	{
@@ -2879,12 +2879,12 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/many_reduce_scatter.go", why: "shares of a list are combined before they are ready", tests: []stage{worldOfTwo},
-		old: "\t\t\tif err := meet(run, flagStart, readers, sources); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n",
+		old: "\t\t\tif err := meet(run, flagStart, peers, peers); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n",
 		new: "",
 	},
 	{
 		file: "kernels/many_reduce_scatter.go", why: "what others combine of a list may be written to", tests: []stage{worldOfTwo},
-		old: "\t\t\treturn meet(run, flagEnd, sources, readers)",
+		old: "\t\t\treturn meet(run, flagEnd, peers, peers)",
 		new: "\t\t\treturn nil",
 	},
 	{
@@ -2969,8 +2969,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collectives.go", why: "a plan ends with the slice that it was made through", tests: callTests,
-		old: "what.lasting()\n\treturn what, false, nil\n}\n\n// findMany",
-		new: "return what, false, nil\n}\n\n// findMany",
+		old: "what.lasting()\n\treturn what, false, nil\n}\n\n// findPairs",
+		new: "return what, false, nil\n}\n\n// findPairs",
 	},
 	{
 		file: "collectives.go", why: "a plan of many ends with a slice that it was made through", tests: callTests,

@@ -576,21 +576,30 @@ func (b *bencher) enqueuing(ctx context.Context) error {
 	if err := errors.Join(reduce(), b.r.Synchronize(ctx)); err != nil { // which makes its plan
 		return err
 	}
+	own, err := b.r.Stream()
+	if err != nil {
+		return err
+	}
 	next, before := b.neighbours()
 	for _, one := range [enqueueRows]struct {
 		what    string
 		bytes   int64
+		own     bool // on the rank's own stream
 		enqueue func() error
 	}{
-		{"put", bytes, func() error { return remote.Put(b.s, next, local) }},
+		{"put", bytes, false, func() error { return remote.Put(b.s, next, local) }},
 		// Signals are counted: the waits find them, as many as there are.
-		{"signal", 0, func() error { return remote.Signal(b.s, next, signalChannel) }},
-		{"wait", 0, func() error { return remote.Wait(b.s, before, signalChannel) }},
-		{"barrier", 0, func() error { return remote.Barrier(b.s, barrierChannel) }},
-		{"AllReduce", bytes, reduce}, // on the rank's own stream
+		{"signal", 0, false, func() error { return remote.Signal(b.s, next, signalChannel) }},
+		{"wait", 0, false, func() error { return remote.Wait(b.s, before, signalChannel) }},
+		{"barrier", 0, false, func() error { return remote.Barrier(b.s, barrierChannel) }},
+		{"AllReduce", bytes, true, reduce},
 	} {
 		row := Row{Kind: Enqueue, Bytes: one.bytes, Note: one.what, Iterations: min(b.iterations(max(one.bytes, 1)), enqueueBurst)}
-		if err := b.hostTime(ctx, row, one.enqueue); err != nil {
+		at := &bencher{}
+		if *at = *b; one.own {
+			at.s = own
+		}
+		if err := at.hostTime(ctx, row, one.enqueue); err != nil {
 			return fmt.Errorf("%s: %w", one.what, err)
 		}
 	}

@@ -31,7 +31,8 @@ var pytorchScript string
 const (
 	// pytorchInterpreter runs the script unless another one is named.
 	pytorchInterpreter = "python3"
-	// pytorchTime bounds each wait for a process of the peer: loading PyTorch takes long where no file is in memory yet.
+	// pytorchTime bounds each wait for a process of the peer: loading PyTorch takes long where no file is in memory yet. So do three quarters of what ranks wait for each other, so that
+	// one whose process does not answer still tells the others; the processes wait for half of that.
 	pytorchTime = 3 * time.Minute
 	// pytorchEnd is how long a process gets to end by itself.
 	pytorchEnd = 5 * time.Second
@@ -121,10 +122,10 @@ func startPyTorch(ctx context.Context, spec *PeerSpec) (*pytorchPeer, error) {
 	if interpreter == "" {
 		interpreter = pytorchInterpreter
 	}
-	p := &pytorchPeer{cmd: exec.CommandContext(ctx, interpreter, "-c", pytorchScript), within: pytorchTime, answers: make(chan pytorchAnswer, 1)}
+	p := &pytorchPeer{cmd: exec.CommandContext(ctx, interpreter, "-c", pytorchScript), within: min(pytorchTime, spec.Timeout*3/4), answers: make(chan pytorchAnswer, 1)}
 	p.cmd.Env = os.Environ()
 	for name, off := range map[string]string{"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"} {
-		if _, given := os.LookupEnv(name); !given && !spec.Multicast {
+		if os.Getenv(name) == "" && !spec.Multicast { // what is empty says nothing to them
 			p.cmd.Env = append(p.cmd.Env, name+"="+off)
 		}
 	}
@@ -189,7 +190,16 @@ func (p *pytorchPeer) close() {
 		_ = p.out.Close() // what it has started may still have the other end
 	})
 	defer late.Stop()
-	for range p.answers { // until it is closed
+	given := time.After(3 * pytorchEnd) // one that the system cannot end is left
+	for {
+		select {
+		case _, more := <-p.answers:
+			if !more {
+				return
+			}
+		case <-given:
+			return
+		}
 	}
 }
 
@@ -232,7 +242,7 @@ func (b *bencher) loadPyTorch(ctx context.Context) (first pytorchAnswer, err err
 		return first, err
 	}
 	first, err = b.pytorch.ask(ctx, pytorchJob{
-		Rank: b.r.Rank(), Ranks: b.r.WorldSize(), Device: int(d.Ordinal()), UUID: d.UUID(), DType: b.spec.DType, Graph: b.spec.Graph, Timeout: b.spec.Peer.Timeout.Seconds(),
+		Rank: b.r.Rank(), Ranks: b.r.WorldSize(), Device: int(d.Ordinal()), UUID: d.UUID(), DType: b.spec.DType, Graph: b.spec.Graph, Timeout: b.spec.Peer.Timeout.Seconds() / 2,
 	})
 	if err == nil && first.Error != "" {
 		err = errors.New(first.Error)

@@ -79,9 +79,13 @@ class Peer:
         except Exception as e:
             mine = ["error", text(e)]
         self.step += 1
-        self.store.set(f"{self.step}/{self.rank}", json.dumps(mine))
-        for rank in range(self.ranks):
-            kind, why = json.loads(self.store.get(f"{self.step}/{rank}"))
+        try:
+            self.store.set(f"{self.step}/{self.rank}", json.dumps(mine))
+            all = [json.loads(self.store.get(f"{self.step}/{rank}")) for rank in range(self.ranks)]
+        except Exception as e:  # the processes are no longer at the same step, and never will be again
+            answer(error=f"rank {self.rank}: the processes cannot exchange what they have: {text(e)}")
+            os._exit(1)
+        for rank, (kind, why) in enumerate(all):
             if kind:
                 why = f"rank {rank}: {why}"
                 return None, Wrong(why) if kind == "wrong" else RuntimeError(why)

@@ -76,8 +76,12 @@ func canNorm(dtype tensor.DType) bool {
 func (b *bencher) newNorm(ctx context.Context, bytes int64) (n *normBench, err error) {
 	n = &normBench{bencher: b}
 	rows := max(bytes/(normHidden*b.dtype.Bytes()), 1)
-	if n.in, err = b.r.Zeros(ctx, b.dtype, rows, normHidden); err != nil {
-		return nil, err
+	n.in, err = b.r.Zeros(ctx, b.dtype, rows, normHidden)
+	if voted := b.r.Group().Vote(ctx, "memory for what is normalised", err); voted != nil {
+		if err == nil {
+			voted = errors.Join(voted, n.in.Close(ctx))
+		}
+		return nil, voted
 	}
 	defer func() {
 		if err != nil {
