@@ -266,3 +266,36 @@ func byCopies(b *collective.Builder, tensors []stretched, dtype tensor.DType, ma
 	})
 	return nil
 }
+
+// pushed makes the spec that of a kernel that pushes lines of shares, of vectors of so many bytes, of every rank's list, with elements of so many bytes. roles says whether this rank awaits that another has
+// taken what it was sent, and tells it. In teams so many threads as are of use do a stretch of one peer together.
+func (m *many) pushed(s *collective.Spec, kernel ptx.Kernel, image []byte, lists [][]stretched, width, vector int64, roles func(rank int) (awaits, tells bool), teams bool) {
+	size := len(lists)
+	stretches, lines, longest := cutAlike(lists, width, vector)
+	span := alignUp(int64(lines)*16, shardAlign)
+	s.Workspace = 2 * int64(size) * span
+	// Whose stretches were cut otherwise would wait for lines that do not come.
+	s.Parameters += fmt.Sprintf(", %d stretches of %d lines", len(stretches[0]), lines)
+	together := wholeTogether(longest)
+	s.CUDA = &collective.Kernel{
+		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
+		Fit: func(multiprocessors int) (int, int) {
+			g := manyGeometry(len(stretches[0]), longest, multiprocessors)
+			if teams {
+				g = manyLinesGeometry(len(stretches[0]), together, size, multiprocessors)
+			}
+			g = g.atMost(m.maxBlocks)
+			return g.blocks, g.threads
+		},
+		Params: func(at *collective.Addresses) []any {
+			p := m.params(at)
+			p.Span = uint64(span)
+			list := uploadAll(at, stretches)
+			if teams {
+				list.Shift = shiftOf(together)
+			}
+			list.Table = uploadRoles(at, roles)
+			return []any{p.Bytes(), list}
+		},
+	}
+}

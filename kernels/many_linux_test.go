@@ -194,13 +194,9 @@ func TestManyOnHost(t *testing.T) {
 				}
 				t.Run(fmt.Sprintf("size=%d/far=%t/%s", size, far, name), func(t *testing.T) {
 					backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
-						near, err := host.New(g, nil)
+						m, err := onHostMemory(g, far)
 						if err != nil {
 							return err
-						}
-						m := memory.New(near, g, nil)
-						if far {
-							m = memory.New(backendtest.Far(near, g, nil), g, nil)
 						}
 						return errors.Join(c.run(ctx, m), m.Close(ctx))
 					}))
@@ -208,6 +204,18 @@ func TestManyOnHost(t *testing.T) {
 			}
 		})
 	}
+}
+
+// onHostMemory is memory of the host device for a group, whose peers have no addresses if far.
+func onHostMemory(g *group.Group, far bool) (*memory.Memory, error) {
+	near, err := host.New(g, nil)
+	if err != nil {
+		return nil, err
+	}
+	if far {
+		return memory.New(backendtest.Far(near, g, nil), g, nil), nil
+	}
+	return memory.New(near, g, nil), nil
 }
 
 // TestManyOnCUDA runs lists on the simulated CUDA device: what the kernels are told, launches, streams, graphs; with the tables of large worlds

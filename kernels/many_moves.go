@@ -119,28 +119,8 @@ func (m *manyMoves) byLines(s *collective.Spec) {
 			lists[r] = append(lists[r], stretched{in: m.from(v).Add(p.src), out: v.Out.Ptr().Add(p.dst), bytes: p.bytes})
 		}
 	}
-	stretches, lines, longest := cutAlike(lists, 1, ptx.LineBytes)
-	span := alignUp(int64(lines)*16, shardAlign)
-	s.Workspace = 2 * int64(size) * span
-	// Whose stretches were cut otherwise would wait for lines that do not come.
-	s.Parameters += fmt.Sprintf(", %d stretches of %d lines", len(stretches[0]), lines)
 	sends := m.sends()
-	together := wholeTogether(longest)
-	s.CUDA = &collective.Kernel{
-		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
-		Fit: func(multiprocessors int) (int, int) {
-			g := manyLinesGeometry(len(stretches[0]), together, size, multiprocessors).atMost(m.maxBlocks)
-			return g.blocks, g.threads
-		},
-		Params: func(at *collective.Addresses) []any {
-			p := m.params(at)
-			p.Span = uint64(span)
-			list := uploadAll(at, stretches)
-			list.Shift = shiftOf(together)
-			list.Table = uploadRoles(at, func(r int) (awaits, tells bool) { return sends[rank] && !sends[r], sends[r] && !sends[rank] })
-			return []any{p.Bytes(), list}
-		},
-	}
+	m.pushed(s, kernel, image, lists, 1, ptx.LineBytes, func(r int) (awaits, tells bool) { return sends[rank] && !sends[r], sends[r] && !sends[rank] }, true)
 }
 
 // byLoads makes the spec that of the kernel that loads pieces between two barriers, what it has from one rank and from the next in turn.

@@ -283,13 +283,9 @@ func TestManySharedOnCPU(t *testing.T) {
 					c := c
 					t.Run(fmt.Sprintf("size=%d/far=%t/%s/%s", size, far, name, c.algorithm), func(t *testing.T) {
 						backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
-							near, err := host.New(g, nil)
+							m, err := onHostMemory(g, far)
 							if err != nil {
 								return err
-							}
-							m := memory.New(near, g, nil)
-							if far {
-								m = memory.New(backendtest.Far(near, g, nil), g, nil)
 							}
 							return errors.Join(c.run(ctx, m), m.Close(ctx))
 						}))

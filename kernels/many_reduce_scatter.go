@@ -83,26 +83,8 @@ func (m *manyScatter) byLines(s *collective.Spec) {
 			lists[r] = append(lists[r], stretched{in: v.In.Ptr().Add(at), out: v.Out.Ptr(), bytes: n})
 		}
 	}
-	stretches, lines, longest := cutAlike(lists, m.dtype.Bytes(), ptx.ManyLine(m.dtype.String()))
-	span := alignUp(int64(lines)*16, shardAlign)
-	s.Workspace = 2 * int64(size) * span
-	// Whose stretches were cut otherwise would wait for lines that do not come.
-	s.Parameters += fmt.Sprintf(", %d stretches of %d lines", len(stretches[0]), lines)
 	gets := m.gets()
-	s.CUDA = &collective.Kernel{
-		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
-		Fit: func(multiprocessors int) (int, int) {
-			g := manyGeometry(len(stretches[0]), longest, multiprocessors).atMost(m.maxBlocks)
-			return g.blocks, g.threads
-		},
-		Params: func(at *collective.Addresses) []any {
-			p := m.params(at)
-			p.Span = uint64(span)
-			list := uploadAll(at, stretches)
-			list.Table = uploadRoles(at, func(r int) (awaits, tells bool) { return gets[r] && !gets[rank], gets[rank] && !gets[r] })
-			return []any{p.Bytes(), list}
-		},
-	}
+	m.pushed(s, kernel, image, lists, m.dtype.Bytes(), ptx.ManyLine(m.dtype.String()), func(r int) (awaits, tells bool) { return gets[r] && !gets[rank], gets[rank] && !gets[r] }, false)
 }
 
 // byLoads makes the spec that of the kernel that loads this rank's shares of all inputs between two barriers. In place is safe: nobody else reads or writes the share of the input that this rank works on.

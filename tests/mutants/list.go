@@ -2849,8 +2849,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/many_moves.go", why: "nobody is told that lines of a list were taken", tests: []stage{manyTests},
-		old: "sends[r] && !sends[rank] })",
-		new: "sends[r] && sends[rank] && false })",
+		old: "sends[r] && !sends[rank] }, true)",
+		new: "sends[r] && sends[rank] && false }, true)",
 	},
 	{
 		file: "kernels/many_moves.go", why: "what is gathered is loaded before it is ready", tests: []stage{worldOfTwo},

@@ -595,8 +595,8 @@ func (b *bencher) enqueuing(ctx context.Context) error {
 		{"AllReduce", bytes, true, reduce},
 	} {
 		row := Row{Kind: Enqueue, Bytes: one.bytes, Note: one.what, Iterations: min(b.iterations(max(one.bytes, 1)), enqueueBurst)}
-		at := &bencher{}
-		if *at = *b; one.own {
+		at := *b
+		if one.own {
 			at.s = own
 		}
 		if err := at.hostTime(ctx, row, one.enqueue); err != nil {

@@ -231,16 +231,15 @@ func (t *tuner) forms(kind, dtype string, multicast bool) []string {
 	t.take(dtype)
 	t.spec.Algorithms = []string{AllAlgorithms}
 	have := t.algorithms()
-	switch kind {
-	case AllReduce:
-	case AllReduceMany, AllReduceRMSNorm:
-		have = nil
-		for _, a := range kernels.CollectiveAlgorithms(listOrNorm[kind], t.r.Device().Kind()) {
-			have = append(have, a.String())
+	if kind != AllReduce {
+		var all []kernels.Algorithm
+		if constructor, ok := listOrNorm[kind]; ok {
+			all = kernels.CollectiveAlgorithms(constructor, t.r.Device().Kind())
+		} else {
+			all = t.collectiveForms(kind)
 		}
-	default:
 		have = nil
-		for _, a := range t.collectiveForms(kind) {
+		for _, a := range all {
 			have = append(have, a.String())
 		}
 	}
