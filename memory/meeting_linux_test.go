@@ -24,6 +24,10 @@ func underWay(ctx context.Context, m *memory.Memory, key string, meet func() err
 			return meet()
 		}
 	}
+	// An earlier call that gave up still tells the others in its turn: that is not this one.
+	for m.Places() > 0 && ctx.Err() == nil {
+		time.Sleep(100 * time.Microsecond)
+	}
 	go func() { met <- meet() }()
 	for collective := false; !collective && ctx.Err() == nil; collective, _ = m.Held() {
 		time.Sleep(100 * time.Microsecond)
