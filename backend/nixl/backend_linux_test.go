@@ -20,6 +20,7 @@ import (
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nixl"
 	"github.com/symmem/symmem/memory"
 )
 
@@ -33,6 +34,7 @@ func TestConformanceOfFakes(t *testing.T) {
 		hosts  []string
 	}{
 		"one island":            {Options{}, []int{1, 2, 4}, true, nil},
+		"one island, driven":    {Options{drive: true}, []int{1, 3}, true, nil},
 		"two islands":           {Options{NetDevices: []string{"lo"}}, []int{2, 4}, true, []string{"a", "a", "b", "b"}},
 		"mixed islands":         {Options{NetDevices: []string{"lo"}}, []int{3, 5}, true, []string{"a", "b", "a", "c", "b"}},
 		"no islands":            {Options{Islands: "off"}, []int{1, 2, 4}, false, nil},
@@ -100,15 +102,63 @@ func TestDriver(t *testing.T) {
 	}
 }
 
-// TestWhoNeedsThreads: memory of the CPU, and several hosts.
+// TestDriverRests: where all ranks map each other's memory a driver looks seldom, and often while there are transfers and as soon as there is memory that the
+// ranks do not map.
+func TestDriverRests(t *testing.T) {
+	net := &network{}
+	onFakesAt(t, net, make([]string, 2), func(int) Options { return Options{drive: true} }, func(ctx context.Context, m *memory.Memory) error {
+		b := m.Backend().(*Backend)
+		looks := func() int {
+			net.mu.Lock()
+			defer net.mu.Unlock()
+			return net.engines[b.node.name].progressed
+		}
+		if _, _, err := mapped(ctx, m, 64); err != nil {
+			return err
+		}
+		began, before := time.Now(), looks()
+		time.Sleep(200 * time.Millisecond)
+		after := looks()
+		assert.LessOrEqual(t, after-before, 2+int(time.Since(began)/restEvery), "it does not rest")
+		// One that rests has looked 500 times in that time.
+		often := func(why string) {
+			before := looks()
+			assert.Eventually(t, func() bool { return looks() >= before+600 }, 500*restEvery, time.Millisecond, why)
+		}
+		tr := &transfer{backend: b, op: nixl.Read, memory: b.node.memory, peer: 1 - m.Group().Rank()}
+		b.node.opened(tr)
+		assert.True(t, b.node.hasOpen())
+		often("with a transfer")
+		b.node.forget(tr)
+		assert.False(t, b.node.hasOpen())
+		assert.True(t, b.node.driver.resting.Load())
+		p, free, err := OnDevice(b, 0, 64)
+		if err != nil {
+			return err
+		}
+		a, err := m.Register(ctx, p, 64, "")
+		if err != nil {
+			return err
+		}
+		if _, err := m.Rendezvous(ctx, a, memory.Record{}); err != nil {
+			return err
+		}
+		assert.False(t, b.node.driver.resting.Load(), "memory that is not mapped is there")
+		often("with memory that the ranks do not map")
+		return errors.Join(m.Free(ctx, a), free(), m.Group().Barrier(ctx, "rested"))
+	})
+}
+
+// TestWhoNeedsThreads: memory of the CPU, and several hosts, unless all ranks map each other's memory.
 func TestWhoNeedsThreads(t *testing.T) {
 	cpu, err := devhost.New(nil)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, cpu.Close()) }()
 	one, two := group.Member{BootID: "a"}, group.Member{BootID: "b"}
-	assert.True(t, needsThread(cpu, []group.Member{one, one}))
-	assert.True(t, needsThread(gpu{cpu}, []group.Member{one, two}))
-	assert.False(t, needsThread(gpu{cpu}, []group.Member{one, one}))
+	assert.True(t, needsThread(cpu, []group.Member{one, one}, false))
+	assert.True(t, needsThread(gpu{cpu}, []group.Member{one, two}, false))
+	assert.False(t, needsThread(gpu{cpu}, []group.Member{one, one}, false))
+	assert.False(t, needsThread(cpu, []group.Member{one, one}, true))
 }
 
 // gpu is a device that says it is one.

@@ -140,6 +140,9 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	if err = b.meet(ctx, &o, err); err != nil {
 		return nil, errors.Join(err, b.Close(context.WithoutCancel(ctx)))
 	}
+	if b.ownsNode && b.whole() {
+		b.node.driver.rest()
+	}
 	b.log.Debug("NIXL backend opened", "device", b.device.UUID(), "agent", b.node.name)
 	return b, nil
 }
@@ -191,7 +194,7 @@ func (b *Backend) join(ctx context.Context, o *Options, where []location) error 
 		}
 		return b.own(e, name, o.pads, o.drive)
 	}
-	thread := needsThread(b.device, b.group.Members())
+	thread := needsThread(b.device, b.group.Members(), b.whole())
 	a, err := makeAgent(ctx, b.lib, b.device, name, on, thread)
 	if err != nil {
 		return err

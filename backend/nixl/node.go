@@ -131,8 +131,18 @@ func (n *node) block(p device.Ptr, bytes int64) (nixl.Block, error) {
 // opened notes a transfer with a request. forget ends that.
 func (n *node) opened(t *transfer) {
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	n.open[t] = struct{}{}
+	n.mu.Unlock()
+	if n.driver != nil && n.driver.resting.Load() {
+		n.driver.look()
+	}
+}
+
+// hasOpen reports whether there are transfers with requests, or requests that were given up while the library worked on them.
+func (n *node) hasOpen() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.open)+len(n.strays) > 0
 }
 
 func (n *node) forget(t *transfer) {

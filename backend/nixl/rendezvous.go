@@ -45,6 +45,9 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 	// From here on a failure is this rank's alone, and the others of its island are told. Memory that the ranks share in different ways, or some not at
 	// all, has addresses nowhere: all ranks of the group do the same with it.
 	mapped := b.isle != nil && !slices.ContainsFunc(offers, func(o offer) bool { return o.Shares == "" || o.Shares != offers[0].Shares })
+	if !mapped {
+		b.node.driver.rouse() // what comes to this memory comes through the library
+	}
 	if err == nil {
 		err = b.warm(ctx, offers, mapped)
 	}
