@@ -213,9 +213,9 @@ func newPlanCache(m *memory.Memory) *planCache {
 }
 
 // placeOf finds a tensor's place, or says why the rank cannot use it. The place of a slice that was closed is known all the same, while its memory lives.
-func (c *planCache) placeOf(call, arg string, t tensor.SymmetricTensor) (p place, known bool, err error) {
-	if err := errs.Given(call, arg, t, "a tensor"); err != nil {
-		return place{}, false, err
+func (c *planCache) placeOf(call string, arg argument, t tensor.SymmetricTensor) (p place, known bool, err error) {
+	if errs.IsNil(t) {
+		return place{}, false, errs.Given(call, arg.String(), t, "a tensor")
 	}
 	closed := t.Err()
 	if closed != nil {
@@ -224,7 +224,7 @@ func (c *planCache) placeOf(call, arg string, t tensor.SymmetricTensor) (p place
 		}
 	}
 	if t.Memory() != c.memory {
-		return place{}, false, errs.Foreign(call, arg, "a tensor of another group", "a tensor of this rank's memory")
+		return place{}, false, errs.Foreign(call, arg.String(), "a tensor of another group", "a tensor of this rank's memory")
 	}
 	p = place{elements: t.NumElements(), dtype: t.DType()}
 	if t.Bytes() > 0 {
@@ -274,8 +274,8 @@ func (c *planCache) find(key planKey, in, out tensor.SymmetricTensor) (*call, bo
 	}
 	var inKnown, outKnown bool
 	var failure, outFailure error
-	key.in, inKnown, failure = c.placeOf(key.call, "in", in)
-	key.out, outKnown, outFailure = c.placeOf(key.call, "out", out)
+	key.in, inKnown, failure = c.placeOf(key.call, argument{name: "in"}, in)
+	key.out, outKnown, outFailure = c.placeOf(key.call, argument{name: "out"}, out)
 	if failure == nil {
 		failure = outFailure
 	}
@@ -306,7 +306,7 @@ func (c *planCache) findMany(key planKey, ts []tensor.SymmetricTensor, sides []s
 	known := true
 	places := make([]byte, 0, 32*len(ts))
 	for i, t := range ts {
-		p, ok, err := c.placeOf(key.call, nameIn(sides, i), t)
+		p, ok, err := c.placeOf(key.call, argument{name: listOf(sides), sides: sides, at: i}, t)
 		if known = ok; failure == nil {
 			failure = err
 		}
@@ -333,18 +333,29 @@ func (c *planCache) findMany(key planKey, ts []tensor.SymmetricTensor, sides []s
 	return what, false, nil
 }
 
-// listOf is the name of a list, and nameIn that of its tensor i.
+// listOf is the name of a list.
 func listOf(sides []string) string {
 	if sides == nil {
 		return "ts"
 	}
 	return "pairs"
 }
-func nameIn(sides []string, i int) string {
-	if sides == nil {
-		return fmt.Sprintf("ts[%d]", i)
+
+// argument is a tensor among the arguments of a call, as errors name it: only they format its name, since a list may have thousands.
+type argument struct {
+	name  string   // of the tensor, or of the list that it is in
+	sides []string // of a list of pairs
+	at    int      // in a list
+}
+
+func (a argument) String() string {
+	switch {
+	case a.name == "ts":
+		return fmt.Sprintf("ts[%d]", a.at)
+	case a.sides != nil:
+		return fmt.Sprintf("%s[%d].%s", a.name, a.at/len(a.sides), a.sides[a.at%len(a.sides)])
 	}
-	return fmt.Sprintf("pairs[%d].%s", i/len(sides), sides[i%len(sides)])
+	return a.name
 }
 
 // runKept runs the plan of a key, if there is one, and no earlier call is still to come.

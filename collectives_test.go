@@ -209,6 +209,50 @@ func TestListsAsCalls(t *testing.T) {
 				return fmt.Errorf("call %d: %w", call, err)
 			}
 		}
+		// Memory that was freed, and memory that took its place: the list is another, and the plan of the first has gone.
+		for call := range 2 {
+			z, err := ones(ctx, r, 6)
+			if err != nil {
+				return err
+			}
+			err = errors.Join(fill(z, float32(r.Rank()+1)), r.AllGatherMany(ctx, []kernels.Pair{{In: z, Out: x}}), r.Synchronize(ctx))
+			got := make([]float32, 12)
+			if err := errors.Join(err, tensor.Read(x.Local(), got, 0), r.Barrier(ctx)); err != nil {
+				return err
+			}
+			if fmt.Sprint(got) != "[1 1 1 1 1 1 2 2 2 2 2 2]" {
+				return fmt.Errorf("gathered %v from memory made anew, call %d", got, call)
+			}
+			if err := errors.Join(z.Close(ctx), wantIs(r.AllGatherMany(ctx, []kernels.Pair{{In: z, Out: x}}), symmem.ErrClosed)); err != nil {
+				return err
+			}
+		}
+		// Recorded in a graph.
+		s, err := r.Stream()
+		if err != nil {
+			return err
+		}
+		list := []kernels.Pair{{In: y, Out: x}}
+		if err := errors.Join(r.AllGatherMany(ctx, list), s.BeginCapture(), r.AllGatherMany(ctx, list)); err != nil {
+			return err
+		}
+		g, err := s.EndCapture()
+		if err != nil {
+			return err
+		}
+		for replay := range 2 {
+			err := errors.Join(r.Synchronize(ctx), r.Barrier(ctx), fill(y, float32(5+replay+r.Rank())), g.Launch(s), r.Synchronize(ctx))
+			got := make([]float32, 12)
+			if err := errors.Join(err, tensor.Read(x.Local(), got, 0), r.Barrier(ctx)); err != nil {
+				return err
+			}
+			if one := 5 + replay; got[0] != float32(one) || got[11] != float32(one+1) {
+				return fmt.Errorf("gathered %v in replay %d", got, replay)
+			}
+		}
+		if err := g.Close(); err != nil {
+			return err
+		}
 		err = r.AllGatherMany(ctx, []kernels.Pair{{In: y, Out: x}, {In: x}})
 		if err := wantIs(err, symmem.ErrInvalid); err != nil {
 			return err

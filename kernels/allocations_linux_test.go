@@ -67,7 +67,9 @@ var planKinds = []planKind{
 		size := int64(x.m.Group().Size())
 		return NewAllGatherMany(ctx, []Pair{{In: x.of(ctx, tensor.Float32, n), Out: x.of(ctx, tensor.Float32, size*n)}, {In: x.of(ctx, tensor.Int8, n), Out: x.of(ctx, tensor.Int8, size*n)}}, &Options{Algorithm: a})
 	}},
-	{"NewReduceScatterMany", func(device.Kind) []Algorithm { return []Algorithm{OneShot, Transfers} }, func(ctx context.Context, x *planTensors, n int64, a Algorithm) (*Plan, error) {
+	{"NewReduceScatterMany", func(kind device.Kind) []Algorithm { // sums of f32 are pushed as vectors
+		return slices.DeleteFunc(CollectiveAlgorithms("NewReduceScatterMany", kind), func(a Algorithm) bool { return a == OneShotLL })
+	}, func(ctx context.Context, x *planTensors, n int64, a Algorithm) (*Plan, error) {
 		size := int64(x.m.Group().Size())
 		return NewReduceScatterMany(ctx, []Pair{{In: x.of(ctx, tensor.Float32, size*n), Out: x.of(ctx, tensor.Float32, n)}}, Sum, &Options{Algorithm: a})
 	}},

@@ -383,7 +383,8 @@ func (m *many) choose() error {
 	case asked == Auto && size == 1:
 		m.algorithm = have[1] // a copy, or the rounding of an average
 	case asked == Auto:
-		l := lookup{tables: m.memory.Tuning(), collective: m.table, kind: kind, dtype: m.dtype.String(), bytes: m.bytes, size: size, whole: m.wholeVectors()}
+		_, special := ptx.ManyPushWhole(m.dtype.String(), int(m.op), size, false) // else rules for whole vectors were measured with another kernel
+		l := lookup{tables: m.memory.Tuning(), collective: m.table, kind: kind, dtype: m.dtype.String(), bytes: m.bytes, size: size, whole: special && m.wholeVectors()}
 		l.can = func(a Algorithm) bool { return slices.Contains(have, a) && !slices.Contains(m.avoided, a) }
 		c, ok := l.find()
 		if !ok {

@@ -444,17 +444,73 @@ func TestManySharedRefused(t *testing.T) {
 			return NewBroadcastMany(ctx, []tensor.SymmetricTensor{half}, 0, &Options{Algorithm: 99})
 		})
 		refused("blocks", errs.ErrInvalid, "MaxBlocks", func() (*Plan, error) { return NewAllGatherMany(ctx, []Pair{good}, &Options{MaxBlocks: -1}) })
-		// Inputs may overlap, and dtypes differ.
-		p, err := NewAllGatherMany(ctx, []Pair{good, {In: half, Out: third}, {In: ints, Out: ints}}[:2], nil)
+		// Inputs may overlap.
+		meets := sub(3, 5)
+		p, err := NewAllGatherMany(ctx, []Pair{good, {In: meets, Out: third}}, nil)
 		if err != nil {
 			return errors.Join(wrong, err)
 		}
+		scattered, err := NewReduceScatterMany(ctx, []Pair{{In: sub(20, 10), Out: half}, {In: sub(22, 10), Out: other}}, Sum, nil)
+		if err != nil {
+			return errors.Join(wrong, err)
+		}
+		wrong = errors.Join(wrong, overlapped(ctx, m, x, p, scattered))
 		q, err := NewBroadcastMany(ctx, []tensor.SymmetricTensor{ints, x}, 1, nil)
 		if err != nil {
 			return errors.Join(wrong, err)
 		}
-		return errors.Join(wrong, q.Close(ctx), p.Close(ctx), ints.Close(ctx), x.Close(ctx), m.Close(ctx))
+		return errors.Join(wrong, q.Close(ctx), scattered.Close(ctx), p.Close(ctx), ints.Close(ctx), x.Close(ctx), m.Close(ctx))
 	}))
+}
+
+// overlapped runs an all-gather of elements 0 to 5 and 3 to 8 of x to 20 and to 60, and then a reduce-scatter of what is at 20 to 30 and at 22 to 32, to 0 and to 40.
+func overlapped(ctx context.Context, m *memory.Memory, x *tensor.Tensor, gather, scatter *Plan) error {
+	rank := m.Group().Rank()
+	have := make([]float32, x.NumElements())
+	for i := range have {
+		have[i] = float32(100*rank + i)
+	}
+	s, err := m.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(tensor.Write(x.Local(), have, 0), m.Group().Barrier(ctx, "written"), gather.Run(s), scatter.Run(s), s.Synchronize(ctx),
+		m.Group().Barrier(ctx, "run"), tensor.Read(x.Local(), have, 0), s.Close()); err != nil {
+		return err
+	}
+	ends := []float32{30, 31} // behind what was gathered, alike but for the rank
+	want := func(at int) (gathered [10]float32) {
+		for i := range gathered {
+			gathered[i] = float32(100*(i/5) + at + i%5)
+		}
+		return gathered
+	}
+	first, second := want(0), want(3)
+	for what, c := range map[string]struct {
+		got  []float32
+		want []float32
+	}{
+		"gathered":       {have[20:30], first[:]},
+		"gathered again": {have[60:70], second[:]},
+	} {
+		if !slices.Equal(c.got, c.want) {
+			err = errors.Join(err, fmt.Errorf("%s: %v, not %v", what, c.got, c.want))
+		}
+	}
+	for i := range 5 {
+		at := 5*rank + i // of each rank's share
+		one := 2 * first[at]
+		var other float32
+		if at+2 < len(first) {
+			other = 2 * first[at+2]
+		} else {
+			other = 100 + 2*ends[at+2-len(first)]
+		}
+		if have[i] != one || have[40+i] != other {
+			err = errors.Join(err, fmt.Errorf("scattered %v and %v at %d, not %v and %v", have[i], have[40+i], i, one, other))
+		}
+	}
+	return err
 }
 
 // TestManyIsNotOverrun: a rank that gets nothing of others does not write over lines that they have not taken, however far it is ahead: root of a broadcast, and who has no share of a

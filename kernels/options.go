@@ -18,7 +18,7 @@ import (
 type Options struct {
 	// Algorithm is the form; Auto by default: a kernel where every peer's memory has an address in this process, and otherwise Transfers,
 	// or, from 64 KiB on, and of all-to-alls up to 128 KiB of a block, Hierarchical, where there are several islands, as hosts with several ranks each are, and the collective has it. It does not combine in the order of the ranks;
-	// between hosts of GPUs, on memory of backend nccl, where NCCL has no puts, it is NCCL's own collective, and Hierarchical for shares that are not of one length;
+	// between hosts of GPUs, on memory of backend nccl, where NCCL has no puts, it is NCCL's own collective, and Hierarchical for shares that are not of one length (a list of tensors has neither, and needs puts);
 	// Transfers does: see RankOrder.
 	// [Forms] lists the forms; OneShot stands for the best of its family. Which is the best, tables say ([memory.Memory.Tuning]). OneShotMultimem
 	// makes the ranks have multicast addresses of the tensors. Auto takes it where a table says so, but of NewReduce and NewReduceScatter it has to be asked for,

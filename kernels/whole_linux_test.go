@@ -630,6 +630,45 @@ func TestLoadsWhereStoresHaveNoRoom(t *testing.T) {
 	}
 }
 
+// TestListsOfWholeVectors: of lists, the rules for whole vectors are only for what has a kernel for them.
+func TestListsOfWholeVectors(t *testing.T) {
+	for _, c := range []struct {
+		op    Op
+		dtype tensor.DType
+		n     int64
+		want  Algorithm
+	}{
+		{Sum, tensor.Float32, 1024, OneShotPush},
+		{Avg, tensor.BFloat16, 1024, OneShotPush},
+		{Max, tensor.Float32, 1024, TwoShotPull},
+		{Sum, tensor.Int32, 1024, TwoShotPull},
+		{Sum, tensor.Float32, 1023, TwoShotPull},
+	} {
+		t.Run(fmt.Sprintf("%s/%s/%d", c.op, c.dtype, c.n), func(t *testing.T) {
+			onSimulated(t, 2, func(ctx context.Context, _ *simDevice, m *memory.Memory) error {
+				m.SetTuning(&tuning.Set{Tables: []*tuning.Table{{Rules: []tuning.Rule{{
+					Collective: tuning.AllReduceMany, Ranks: 2, Steps: []tuning.Step{{UpTo: 1 << 20, WholeVectors: true, Form: "one_shot_push"}, {Form: "two_shot_pull"}},
+				}}}}})
+				in, err := tensor.Zeros(ctx, m, c.dtype, c.n)
+				if err != nil {
+					return err
+				}
+				if err := in.Rendezvous(ctx); err != nil {
+					return err
+				}
+				p, err := NewAllReduceMany(ctx, []Pair{{In: in}}, c.op, nil)
+				if err != nil {
+					return err
+				}
+				if p.Algorithm() != c.want {
+					err = fmt.Errorf("%s was chosen in place of %s", p.Algorithm(), c.want)
+				}
+				return errors.Join(err, p.Close(ctx), in.Close(ctx))
+			})
+		})
+	}
+}
+
 // TestPushedWhereThereIsRoom: Auto takes the next form of its table where one rank has no memory for the workspace of the first, whatever the collective.
 func TestPushedWhereThereIsRoom(t *testing.T) {
 	const bytes = 8 << 20

@@ -104,6 +104,7 @@ const (
 	contender      = 1.05 // times the best: numbers of blocks are tried of such forms
 	leastGain      = 0.02 // of the time: less is noise, however narrow the spread
 	tuneTensors    = 16   // of a list, which is cut from one tensor
+	tuneTensorsCPU = 8    // on the host, where Auto takes one_shot for no longer list
 
 	roomBytes = 64 << 20 // from so long a message on, other work runs beside it for long enough to matter: the fewest blocks are taken that are hardly slower,
 	roomCost  = 1.03     // times the fastest
@@ -400,7 +401,7 @@ func (t *tuner) point(ctx context.Context, kind, dtype string, multicast bool, b
 		if err != nil {
 			return err
 		}
-		if one && two && (!ok || faster(rival, again)) {
+		if one && two && (faster(rival, again) || !ok && rival.Median < again.Median) {
 			p.Default, p.Best = again, rival
 		}
 	}
@@ -545,15 +546,18 @@ func (t *tuner) timeCandidate(ctx context.Context, kind string, c Candidate, byt
 	return Timed{Candidate: c, Median: median(times), Spread: (times[(3*n-1)/4] - times[n/4]) / 2}, true, nil
 }
 
-// listPlan makes a plan for tuneTensors tensors of bytes in all, with a vector between any two of them, as tensors that adjoin are one on the host.
+// listPlan makes a plan for a list of tensors of bytes in all, with a vector between any two of them, as tensors that adjoin are one on the host.
 func (t *tuner) listPlan(ctx context.Context, bytes int64) (*kernels.Plan, func(context.Context) error, error) {
 	all, err := t.tensorOf(ctx, t.dtype, bytes)
 	if err != nil {
 		return nil, nil, err
 	}
-	width := t.dtype.Bytes()
-	each := bytes / tuneTensors / vectorBytes * vectorBytes
-	pairs := make([]kernels.Pair, tuneTensors)
+	width, count := t.dtype.Bytes(), int64(tuneTensors)
+	if t.r.Device().Kind() == device.Host {
+		count = tuneTensorsCPU
+	}
+	each := bytes / count / vectorBytes * vectorBytes
+	pairs := make([]kernels.Pair, count)
 	if each <= vectorBytes { // there is no room for that
 		pairs = pairs[:1]
 		each = bytes + vectorBytes

@@ -2,6 +2,7 @@ package measure
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -139,6 +140,24 @@ func TestTuneOnSimulatedGPUs(t *testing.T) {
 			assert.Subset(t, forms(p), []string{"one_shot_push", "two_shot_pull", "transfers"})
 		}
 	}
+}
+
+// TestTuneListsOnTheHost: each form that a list has on the host is measured, those too that Auto takes for short lists only.
+func TestTuneListsOnTheHost(t *testing.T) {
+	cfg := config.Default()
+	cfg.Backend = []string{"host"}
+	ranks, err := symmem.OpenLocal(t.Context(), 2, cfg, nil)
+	require.NoError(t, err)
+	var f found
+	spec := TuneSpec{Kinds: []string{AllReduceMany}, Sizes: []int64{1 << 10}, DTypes: []string{"f32"}, Repetitions: 3}
+	onRanks(t, ranks, func(r *symmem.Rank) error { return errors.Join(Tune(t.Context(), r, spec, &f), r.Close(t.Context())) })
+	require.Len(t, f.points, 1)
+	var forms []string
+	for _, c := range f.points[0].All {
+		forms = append(forms, c.Form)
+	}
+	assert.ElementsMatch(t, []string{"one_shot", "two_shot", "transfers"}, forms)
+	assert.Equal(t, "one_shot", f.points[0].Default.Form, "what the table says")
 }
 
 // TestRoomier: the fewest blocks come first that are hardly slower than the fastest of the same form and lap.
