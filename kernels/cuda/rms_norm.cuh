@@ -325,16 +325,46 @@ template <class T> SYMMEM_DEVICE void normTwoshotPull(const Comm &c, const Norm 
   f.close(epoch);
 }
 
-// normLocal is what comes behind the sum.
+// normLocal is what comes behind the sum: normRow of sums that need no wait. It asks for all that a thread keeps of them before it looks at the first, which is faster. In normRow that would
+// take registers of the kernels that wait for lines.
 template <class T> SYMMEM_DEVICE void normLocal(const Norm &n) {
   awaitPrevious(n.in, n.rows);
-  const u32 vectors = n.columns / (16 / T::width);
-  for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x)
-    normRow<T>(
-        n, row,
-        [&](u32 v, Words<4> &s) {
-          s = loadWeak(n.in + ((u64)row * vectors + v) * 16, Words<4>());
-          return true;
-        },
-        [] {});
+  const u32 vectors = n.columns / (16 / T::width), tid = threadIdx.x, threads = blockDim.x;
+  for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x) {
+    const u64 at = (u64)row * vectors * 16;
+    Words<4> kept[kKept], other[kKept];
+    float squares = 0;
+#pragma unroll
+    for (u32 k = 0; k < kKept; k++)
+      if (tid + k * threads < vectors) other[k] = loadWeak(n.residual + at + (tid + k * threads) * 16ull, Words<4>());
+#pragma unroll
+    for (u32 k = 0; k < kKept; k++)
+      if (tid + k * threads < vectors) kept[k] = loadWeak(n.in + at + (tid + k * threads) * 16ull, Words<4>());
+#pragma unroll
+    for (u32 k = 0; k < kKept; k++) {
+      const u32 v = tid + k * threads;
+      if (v >= vectors) continue;
+      kept[k] = addResidual<T>(kept[k], other[k], squares);
+      storeWeak(n.residualOut + at + v * 16ull, kept[k]);
+    }
+#pragma unroll 1
+    for (u32 v = tid + kKept * threads; v < vectors; v += threads) {
+      const Words<4> r = loadWeak(n.residual + at + v * 16ull, Words<4>());
+      const Words<4> s = loadWeak(n.in + at + v * 16ull, Words<4>());
+      storeWeak(n.residualOut + at + v * 16ull, addResidual<T>(s, r, squares));
+    }
+#pragma unroll
+    for (u32 k = 0; k < kKept; k++) // under way while the squares are added up
+      if (tid + k * threads < vectors) other[k] = loadWeak(n.weight + (tid + k * threads) * 16ull, Words<4>());
+    const float mean = __fdiv_rn(blockTotal(squares), (float)n.columns);
+    const float scale = __fdiv_rn(1.f, __fsqrt_rn(__fadd_rn(mean, n.epsilon)));
+#pragma unroll
+    for (u32 k = 0; k < kKept; k++) {
+      const u32 v = tid + k * threads;
+      if (v < vectors) finish<T>(n, at + v * 16ull, kept[k], other[k], scale);
+    }
+#pragma unroll 1
+    for (u32 v = tid + kKept * threads; v < vectors; v += threads)
+      finish<T>(n, at + v * 16ull, loadWeak(n.residualOut + at + v * 16ull, Words<4>()), loadWeak(n.weight + v * 16ull, Words<4>()), scale);
+  }
 }
