@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/symmem/symmem/cmd/symmem/internal/bench"
+	"github.com/symmem/symmem/cmd/symmem/internal/cli"
 	"github.com/symmem/symmem/cmd/symmem/internal/fleet"
 	"github.com/symmem/symmem/cmd/symmem/internal/launch"
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
@@ -68,9 +69,9 @@ switched off unless the setting multicast is on.`,
 		Example: "  symmem bench -n 2 --sizes 1K:64M --algorithm all --output out.json --plot out.png\n" +
 			"  srun --nodes 2 --ntasks-per-node 4 symmem bench --backend nixl\n" +
 			"  symmem bench --backend native --kind all_reduce --dtype bf16 --mode graph --peer nccl",
-		Args: noArgs,
+		Args: cli.NoArgs,
 	}
-	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
+	cmd.RunE = cli.Failing(func(cmd *cobra.Command, _ []string) error {
 		return bench.Run(cmd.Context(), a.Process, cmd.CommandPath(), cmd.Flags(), o)
 	})
 	flags := cmd.Flags()
@@ -108,8 +109,8 @@ func (a app) measuringRankCommand(
 ) *cobra.Command {
 	var spec string
 	fd := -1
-	cmd := &cobra.Command{Use: use, Short: "Be one rank of " + of, Hidden: true, Args: noArgs}
-	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
+	cmd := &cobra.Command{Use: use, Short: "Be one rank of " + of, Hidden: true, Args: cli.NoArgs}
+	cmd.RunE = cli.Failing(func(cmd *cobra.Command, _ []string) error {
 		return rank(cmd.Context(), a.Process, cmd.Flags(), fd, spec)
 	})
 	cmd.Flags().StringVar(&spec, specFlag, "", "what to measure, as JSON")

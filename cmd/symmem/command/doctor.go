@@ -3,6 +3,7 @@ package command
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/symmem/symmem/cmd/symmem/internal/cli"
 	"github.com/symmem/symmem/cmd/symmem/internal/doctor"
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
@@ -22,9 +23,9 @@ The last line is the verdict: whether a program could begin here. --backend, SYM
 backends that it may take; by default any will do. The exit status is 1 if none of them can be used or the configuration is not
 valid.`,
 		Example: "  symmem doctor --backend nccl\n  symmem doctor --verbose",
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 	}
-	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
+	cmd.RunE = cli.Failing(func(cmd *cobra.Command, _ []string) error {
 		d := doctor.Diagnose(cmd.Context(), a.Process, cmd.Flags())
 		var err error
 		if asJSON {

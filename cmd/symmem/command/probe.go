@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/symmem/symmem/cmd/symmem/internal/cli"
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 	"github.com/symmem/symmem/cmd/symmem/internal/probe"
 )
@@ -22,7 +23,7 @@ func (a app) probeCommand() *cobra.Command {
 			}
 			return nil
 		},
-		RunE: failing(func(cmd *cobra.Command, args []string) error {
+		RunE: cli.Failing(func(cmd *cobra.Command, args []string) error {
 			var found any
 			var err error
 			if libraries {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/symmem/symmem/cmd/symmem/internal/cli"
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 	"github.com/symmem/symmem/cmd/symmem/internal/launch"
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
@@ -35,7 +36,7 @@ goes with it, on Linux also what has made a session of its own, at the latest wh
 			return nil
 		},
 	}
-	cmd.RunE = failing(func(cmd *cobra.Command, args []string) error {
+	cmd.RunE = cli.Failing(func(cmd *cobra.Command, args []string) error {
 		if !cmd.Flags().Changed("ranks") {
 			return exit.Usagef("-n, the number of ranks, is missing")
 		}

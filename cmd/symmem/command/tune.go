@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/symmem/symmem/cmd/symmem/internal/cli"
 	"github.com/symmem/symmem/cmd/symmem/internal/launch"
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
@@ -31,9 +32,9 @@ numbers of ranks stay in it, also those that came in while tune measured, so it 
 nothing is written. As one of several processes that a launcher has started on a host, tune is refused: they would measure each other.`,
 		Example: "  symmem tune --backend native -n 4 --output tuning.json\n" +
 			"  SYMMEM_TUNING=tuning.json symmem bench --backend native -n 4 --kind all_reduce",
-		Args: noArgs,
+		Args: cli.NoArgs,
 	}
-	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
+	cmd.RunE = cli.Failing(func(cmd *cobra.Command, _ []string) error {
 		return tune.Run(cmd.Context(), a.Process, cmd.CommandPath(), cmd.Flags(), o)
 	})
 	flags := cmd.Flags()

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/symmem/symmem/cmd/symmem/internal/cli"
 	"github.com/symmem/symmem/cmd/symmem/internal/fleet"
 	"github.com/symmem/symmem/cmd/symmem/internal/launch"
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
@@ -29,9 +30,9 @@ run alike, not the same: when work is enqueued is up to this machine. With --wea
 
 The exit status is 1 if anything failed.`,
 		Example: "  symmem verify --backend all --require host -n 4\n  mpiexec -n 4 symmem verify",
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 	}
-	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
+	cmd.RunE = cli.Failing(func(cmd *cobra.Command, _ []string) error {
 		return verify.Run(cmd.Context(), a.Process, cmd.Flags(), o)
 	})
 	flags := cmd.Flags()
@@ -53,8 +54,8 @@ The exit status is 1 if anything failed.`,
 func (a app) verifyRankCommand() *cobra.Command {
 	var o verify.Options
 	fd := -1
-	cmd := &cobra.Command{Use: verify.RankCommand, Short: "Be one rank of verify", Hidden: true, Args: noArgs}
-	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
+	cmd := &cobra.Command{Use: verify.RankCommand, Short: "Be one rank of verify", Hidden: true, Args: cli.NoArgs}
+	cmd.RunE = cli.Failing(func(cmd *cobra.Command, _ []string) error {
 		return verify.Rank(cmd.Context(), a.Process, cmd.Flags(), fd, o)
 	})
 	cmd.Flags().StringVar(&o.Filter, "filter", "", "regular expression that the names of the cases must match")

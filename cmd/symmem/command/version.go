@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/symmem/symmem/cmd/symmem/internal/build"
+	"github.com/symmem/symmem/cmd/symmem/internal/cli"
 )
 
 func (a app) versionCommand() *cobra.Command {
@@ -13,8 +14,8 @@ func (a app) versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Say which build this is",
-		Args:  noArgs,
-		RunE: failing(func(*cobra.Command, []string) error {
+		Args:  cli.NoArgs,
+		RunE: cli.Failing(func(*cobra.Command, []string) error {
 			if asJSON {
 				return a.PrintJSON(build.Read())
 			}

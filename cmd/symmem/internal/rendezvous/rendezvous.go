@@ -1,4 +1,5 @@
-package command
+// Package rendezvous is the sub-command rendezvous of symmem, and the command symmem-rendezvous: the service by which the ranks of a job meet, outside of its ranks.
+package rendezvous
 
 import (
 	"context"
@@ -15,17 +16,20 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/symmem/symmem/cmd/symmem/internal/cli"
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 	"github.com/symmem/symmem/cmd/symmem/internal/launch"
+	"github.com/symmem/symmem/cmd/symmem/internal/process"
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/group"
 )
 
-// rendezvousKeys are the settings of the service.
-var rendezvousKeys = []string{"rendezvous-addr", "rendezvous-store", "world-size", "job", "restart", "token", "timeout", "liveness-timeout", "log-level"}
+// keys are the settings of the service.
+var keys = []string{"rendezvous-addr", "rendezvous-store", "world-size", "job", "restart", "token", "timeout", "liveness-timeout", "log-level"}
 
-func (a app) rendezvousCommand() *cobra.Command {
+// Command is the sub-command of a process that was started so.
+func Command(p *process.Process) *cobra.Command {
 	var listen string
 	cmd := &cobra.Command{
 		Use:   "rendezvous --listen ADDR --world-size N [flags]",
@@ -41,15 +45,15 @@ With --rendezvous-store it keeps the state of the job in etcd, and when it has e
 same address goes on with it. The ranks look for it for their timeout, and are not told of anything that it would not know.`,
 		Example: "  symmem rendezvous --listen 10.0.0.1:29400 --world-size 16 --job train\n" +
 			"  symmem rendezvous --listen 10.0.0.1:29400 --world-size 16 --job train --rendezvous-store etcd://10.0.0.2:2379/symmem",
-		Args: noArgs,
+		Args: cli.NoArgs,
 	}
-	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
-		cfg, err := settings.LoadForProgram(cmd.Flags(), a.Environ)
+	cmd.RunE = cli.Failing(func(cmd *cobra.Command, _ []string) error {
+		cfg, err := settings.LoadForProgram(cmd.Flags(), p.Environ)
 		if err != nil {
 			return err
 		}
 		for _, key := range config.Keys() {
-			if cfg.Source(key.Name).Flag != "" && !slices.Contains(rendezvousKeys, key.Name) {
+			if cfg.Source(key.Name).Flag != "" && !slices.Contains(keys, key.Name) {
 				return exit.Usagef("--%s is for ranks, and the rendezvous has none", key.Name)
 			}
 		}
@@ -63,13 +67,13 @@ same address goes on with it. The ranks look for it for their timeout, and are n
 		if cfg.WorldSize < 1 {
 			return exit.Usagef("--world-size, the number of ranks, is missing")
 		}
-		return a.serve(cmd.Context(), cfg, addr)
+		return serve(cmd.Context(), p, cfg, addr)
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&listen, "listen", "", "host:port to serve on; port 0 takes a free one; empty takes rendezvous-addr")
 	config.AddFlags(flags)
 	for _, key := range config.Keys() {
-		if !slices.Contains(rendezvousKeys, key.Name) {
+		if !slices.Contains(keys, key.Name) {
 			_ = flags.MarkHidden(key.Name) // it is there
 		}
 	}
@@ -77,7 +81,7 @@ same address goes on with it. The ranks look for it for their timeout, and are n
 }
 
 // serve serves the rendezvous of a job at addr until the job is over, or a signal asks to end.
-func (a app) serve(ctx context.Context, cfg config.Config, addr string) error {
+func serve(ctx context.Context, p *process.Process, cfg config.Config, addr string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var ended atomic.Pointer[os.Signal]
@@ -99,11 +103,11 @@ func (a app) serve(ctx context.Context, cfg config.Config, addr string) error {
 	}
 	logger := slog.New(slog.DiscardHandler)
 	if level, ok := cfg.Level(); ok {
-		logger = slog.New(slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: level}))
+		logger = slog.New(slog.NewTextHandler(p.Err, &slog.HandlerOptions{Level: level}))
 	}
 	said := &announced{Listener: l}
 	said.say = func() {
-		if _, said.err = fmt.Fprintf(a.Out, "rendezvous at %s\n", l.Addr()); said.err != nil {
+		if _, said.err = fmt.Fprintf(p.Out, "rendezvous at %s\n", l.Addr()); said.err != nil {
 			cancel()
 		}
 	}
