@@ -32,6 +32,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	if failure == nil {
 		mine = member{Agent: b.node.name, Kind: b.device.Kind().String(), UUID: b.device.UUID(),
 			Share: o.ShareDevice || o.Parent != nil, Unit: b.granularity, Apart: b.apart}
+		mine.Version = o.version
 		if b.lib != nil {
 			mine.Version = b.lib.Version()
 		}

@@ -69,6 +69,8 @@ type Options struct {
 
 	// engine, unless nil, makes a substitute for the library's agent, which may move memory of GPUs within a process too; Opened is the device.
 	engine func(name string) (engine, error)
+	// version is that of the substitute, "" if it does not say.
+	version string
 	// pads gives memory of the CPU pads too.
 	pads bool
 	// drive makes the node drive the engine.

@@ -386,6 +386,29 @@ func TestStartFails(t *testing.T) {
 	}
 }
 
+// TestSeveralHosts: ranks of two hosts are refused on each of them, with the reason that the capabilities give, before the library is touched.
+func TestSeveralHosts(t *testing.T) {
+	m := newMachine(3)
+	for r, err := range backendtest.OnRanks(t, 3, &group.LocalOptions{BootIDs: []string{"a", "a", "b"}}, func(ctx context.Context, g *group.Group) error {
+		o := m.options(g.Rank())
+		o.Library = "named"
+		b, err := New(ctx, g, o)
+		if err == nil {
+			err = b.Close(ctx)
+		}
+		return err
+	}) {
+		require.ErrorIs(t, err, errs.ErrUnsupported, "rank %d", r)
+		require.ErrorContains(t, err, capabilities(false).Why["several_hosts"], "rank %d", r)
+		require.ErrorContains(t, err, "rank 2 on ", "rank %d", r)
+	}
+	for r, lib := range m.libs {
+		assert.Empty(t, lib.opts.Path, "rank %d: the library was loaded", r)
+		assert.False(t, lib.started, "rank %d", r)
+	}
+	require.Empty(t, m.left())
+}
+
 // TestRankHangsInStart: the error comes in time and names the rank that did not come.
 func TestRankHangsInStart(t *testing.T) {
 	m := newMachine(3)
