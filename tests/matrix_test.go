@@ -33,7 +33,7 @@ import (
 // memory that ranks share with processes, and over other memory with goroutines. The
 // short matrix starts goroutines at the sizes of shortGoroutines, or of shortFar where there are no peer pointers, and processes at those of shortProcesses.
 var (
-	worlds          = []int{1, 2, 3, 4, 5, 8}
+	worlds          = []int{1, 2, 3, 4, 5, 6, 7, 8}
 	shortGoroutines = []int{1, 2, 5}
 	shortFar        = []int{3}
 	shortProcesses  = []int{2, fullWorld}
