@@ -98,20 +98,27 @@ func TestGroup(t *testing.T) {
 	c, err := library(t, f).NewComm(t.Context(), options(false))
 	require.NoError(t, err)
 	one := func(p uint64) string { return fmt.Sprint(p, p, uintptr(7), Float32, Sum, CommHandle(0xc0), uintptr(5)) }
+	list := func(count int64, all ...uint64) (list []Call) {
+		for _, p := range all {
+			list = append(list, Call{What: AllReduce, Send: p, Recv: p, Count: count, Type: Float32, Op: Sum})
+		}
+		return list
+	}
 	pending = 3
-	require.NoError(t, c.AllReduceGroup(5, []uint64{64, 128}, 7, Float32, Sum))
+	require.NoError(t, c.EnqueueAll(5, list(7, 64, 128)))
 	assert.Equal(t, []string{"start", one(64), one(128), "end"}, calls)
 	assert.Zero(t, pending, "its work is in the stream")
-	require.ErrorIs(t, c.AllReduceGroup(5, []uint64{64}, -1, Float32, Sum), errs.ErrInvalid)
+	require.ErrorIs(t, c.EnqueueAll(5, list(-1, 64)), errs.ErrInvalid)
 	calls, refuse = nil, 64
-	require.ErrorContains(t, c.AllReduceGroup(5, []uint64{64, 128}, 7, Float32, Sum), "group of 2")
+	require.ErrorContains(t, c.EnqueueAll(5, list(7, 64, 128)), "call 1 of 2")
 	assert.Equal(t, []string{"start", one(64), "end"}, calls)
 	require.NoError(t, c.Destroy(t.Context()))
-	require.ErrorIs(t, c.AllReduceGroup(5, []uint64{64}, 7, Float32, Sum), errs.ErrClosed)
+	require.ErrorIs(t, c.EnqueueAll(5, list(7, 64)), errs.ErrClosed)
 
-	f.GroupEnd = nil
+	f.GroupEnd, calls, refuse = nil, nil, 0
 	c, err = library(t, f).NewComm(t.Context(), options(false))
 	require.NoError(t, err)
-	require.ErrorIs(t, c.AllReduceGroup(5, []uint64{64}, 7, Float32, Sum), errs.ErrUnsupported)
+	require.NoError(t, c.EnqueueAll(5, list(7, 64, 128)))
+	assert.Equal(t, []string{one(64), one(128)}, calls, "a library without groups")
 	require.NoError(t, c.Destroy(t.Context()))
 }

@@ -281,39 +281,6 @@ func (l *Library) inGroup(calls func() Result) (r Result, of string) {
 	return r, ""
 }
 
-// AllReduceGroup enqueues, or records, an all-reduce in place of count elements at each of the addresses all as one group of calls, which NCCL carries out
-// together. Otherwise it is AllReduce for each. ErrUnsupported if the library lacks groups.
-func (c *Comm) AllReduceGroup(stream uintptr, all []uint64, count int64, t DataType, op Op) error {
-	if count < 0 {
-		return errs.Invalid("AllReduceGroup", "count", count, "0 and more")
-	}
-	f := &c.lib.call
-	if f.GroupStart == nil || f.GroupEnd == nil {
-		return c.lib.Require(groupStart, groupEnd)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	handle := c.Handle()
-	if handle == 0 {
-		return c.gone(AllReduce.String())
-	}
-	r, of := c.lib.inGroup(func() (r Result) {
-		for _, p := range all {
-			if r = f.AllReduce(p, p, uintptr(count), t, op, handle, stream); r != Success && r != InProgress {
-				break
-			}
-		}
-		return r
-	})
-	if of == groupStart {
-		return c.refused("beginning a group", AllReduce, r)
-	}
-	if r = c.await(handle, r); r != Success {
-		return c.refused(fmt.Sprintf("a group of %d %s of %d %v, %v", len(all), AllReduce, count, t, op), AllReduce, r)
-	}
-	return nil
-}
-
 // Err returns the error of what NCCL does asynchronously. It is nil if there is none, or if a call is under way. It does not wait.
 func (c *Comm) Err() error {
 	if !c.mu.TryLock() {

@@ -59,7 +59,7 @@ Bus bandwidth is bytes/time * 2(W-1)/W of an all-reduce between W ranks, (W-1)/W
 On CUDA devices NCCL's own collective, if libnccl.so.2 is there, is measured as a peer, of all_reduce, broadcast, reduce, all_gather, reduce_scatter and
 all_to_all: right after ours, in the same processes
 and on the same stream, with as many iterations, on plain device memory, and again over symmetric windows (nccl_symmetric) with the
-best of several numbers of blocks. Of all_reduce_many it is a group of calls, and of all_reduce_matmul it is on plain memory. The ratio is the faster one's time divided by ours: above 1 it is slower. Its NVLink multicast is
+best of several numbers of blocks. Of lists it is a group of calls, and of all_reduce_matmul it is on plain memory. The ratio is the faster one's time divided by ours: above 1 it is slower. Its NVLink multicast is
 switched off (NCCL_NVLS_ENABLE=0) unless the setting multicast is on. --peer nvshmem measures NVSHMEM's own reductions, on memory
 of its heap, instead, and --peer sglang SGLang's push kernels, on the same memory as ours, with the best of several launches; its
 --peer-library is the cubin that bench/peers/sglang.sh of the source makes. --peer pytorch measures the all-reduces of PyTorch's symmetric memory

@@ -212,9 +212,9 @@ func (b *bencher) collectives(ctx context.Context, kind string, bytes int64) err
 	if b.peer == nil || row == nil {
 		return nil
 	}
-	if kind == AllReduceMany {
+	if slices.Contains(Lists, kind) {
 		if err := b.peerMany(ctx, *row); err != nil {
-			return fmt.Errorf("measuring NCCL's all-reduces in a group: %w", err)
+			return fmt.Errorf("measuring NCCL's %s in a group: %w", kind, err)
 		}
 		return nil
 	}

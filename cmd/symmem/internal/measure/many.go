@@ -7,6 +7,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/internal/nccl"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -80,37 +81,45 @@ func (b *bencher) manyPlan(ctx context.Context, kind string, bytes int64) (p *ke
 	return p, whole, closeAll, nil
 }
 
-// peerMany measures NCCL's all-reduces, in one group of calls, of as many buffers of plain device memory as the row like has tensors, with its bytes,
-// dtype, operation, mode and iterations, in place and on the same stream. Collective.
+// peerMany measures NCCL's collectives, in one group of calls, on as many messages of plain device memory as the row like has tensors, with its kind, bytes, dtype, operation, mode, place and
+// iterations, on the same stream. Collective.
 func (b *bencher) peerMany(ctx context.Context, like Row) error {
 	stream, ok := b.s.(*cuda.Stream)
 	if !ok {
 		return fmt.Errorf("the stream is a %T, which NCCL cannot work on", b.s)
 	}
-	d := b.peer.device
-	each := like.Bytes / int64(like.Tensors)
-	count, handle := each/b.dtype.Bytes(), uintptr(stream.Handle())
-	var buffers []uint64
+	one := like
+	one.Bytes /= int64(like.Tensors)
+	if one.Kind = AllReduce; oneOfList[like.Kind] != "" {
+		one.Kind = oneOfList[like.Kind]
+	}
+	what := ncclCollectives[one.Kind]
+	count := one.Bytes / b.dtype.Bytes()
+	elements := count
+	if what == nccl.AllGather || what == nccl.ReduceScatter {
+		count /= int64(b.r.WorldSize())
+	}
+	var calls []nccl.Call
+	var frees []func() error
 	var failure error
 	for range like.Tensors {
-		p, err := d.Alloc(each)
+		in, out, free, err := b.peerBuffers(one)
 		if err != nil {
 			failure = err
 			break
 		}
-		buffers = append(buffers, uint64(p))
+		frees = append(frees, free)
+		calls = append(calls, nccl.Call{What: what, Send: uint64(in), Recv: uint64(out), Count: count, Type: ncclTypes[b.dtype], Op: ncclOps[b.op]})
 	}
 	if err := b.r.Group().Vote(ctx, "memory for the peer", failure); err != nil {
 		return err
 	}
 	group := func() error {
-		return d.WithContext(func() error {
-			return b.peer.comm.AllReduceGroup(handle, buffers, count, ncclTypes[b.dtype], ncclOps[b.op])
-		})
+		return b.peer.device.WithContext(func() error { return b.peer.comm.EnqueueAll(uintptr(stream.Handle()), calls) })
 	}
-	for _, p := range []uint64{buffers[0], buffers[len(buffers)-1]} { // the first also makes the connections that NCCL makes on first use
-		check := reduction{name: "a group of ncclAllReduce", dtype: b.dtype, elements: count, op: b.op, in: device.Ptr(p), out: device.Ptr(p), enqueue: group, ends: true}
-		if b.op == kernels.Avg {
+	for _, c := range []nccl.Call{calls[0], calls[len(calls)-1]} { // the first also makes the connections that NCCL makes on first use
+		check := reduction{kind: oneOfList[like.Kind], name: "a group of NCCL's " + what.String(), dtype: b.dtype, elements: elements, op: b.op, in: device.Ptr(c.Send), out: device.Ptr(c.Recv), enqueue: group, ends: true}
+		if b.op == kernels.Avg && like.Op != "" {
 			check.tolerance = averageTolerance
 		}
 		if err := b.checkResult(ctx, check); err != nil {
@@ -123,8 +132,8 @@ func (b *bencher) peerMany(ctx context.Context, like Row) error {
 	if err := b.timed(ctx, &row, group); err != nil {
 		return err
 	}
-	for _, p := range buffers {
-		failure = errors.Join(failure, d.Free(device.Ptr(p)))
+	for _, free := range frees {
+		failure = errors.Join(failure, free())
 	}
 	return failure
 }

@@ -23,7 +23,7 @@ var ncclTypes = map[tensor.DType]nccl.DataType{
 }
 
 // NCCLKinds are the kinds that NCCL is measured beside.
-var NCCLKinds = []string{AllReduce, Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllReduceMany, AllReduceMatMul}
+var NCCLKinds = []string{AllReduce, Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllReduceMany, AllGatherMany, ReduceScatterMany, BroadcastMany, AllReduceMatMul}
 
 // NCCLHas reports whether NCCL can reduce a dtype.
 func NCCLHas(dtype tensor.DType) bool {

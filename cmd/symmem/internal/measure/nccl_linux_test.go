@@ -93,6 +93,37 @@ func TestNCCLBesideCollectives(t *testing.T) {
 	}
 }
 
+// TestNCCLBesideLists: a list is measured beside one group of NCCL's calls on as many messages.
+func TestNCCLBesideLists(t *testing.T) {
+	for _, graph := range []bool{false, true} {
+		rows, err := besideNCCL(t, 3, Spec{Kinds: Lists, Sizes: []int64{200}, Tensors: 4, DType: "f32", Graph: graph}, nil)
+		require.NoError(t, err)
+		require.Len(t, rows, 2*len(Lists))
+		for i, kind := range Lists {
+			ours, row := rows[2*i], rows[2*i+1]
+			assert.Equal(t, kind, ours.Kind)
+			assert.Equal(t, []any{NCCL, ours.Backend}, []any{row.Backend, row.Beside})
+			assert.Contains(t, row.Note, "one group of calls")
+			assert.Positive(t, row.Median)
+			assert.Equal(t, []any{kind, ours.Bytes, ours.Tensors, ours.DType, ours.Op, ours.Mode, ours.Place, ours.Iterations},
+				[]any{row.Kind, row.Bytes, row.Tensors, row.DType, row.Op, row.Mode, row.Place, row.Iterations})
+			assert.InDelta(t, ours.Bus/ours.Bandwidth, row.Bus/row.Bandwidth, 1e-9)
+		}
+	}
+	rows, err := besideNCCL(t, 2, Spec{Kinds: []string{AllGatherMany}, Sizes: []int64{256}, Tensors: 3, DType: "f32"}, func(_ int, f *nccl.Functions) {
+		calls := 0
+		right := f.AllGather
+		f.AllGather = func(send, recv uint64, n uintptr, t nccl.DataType, h nccl.CommHandle, stream uintptr) nccl.Result {
+			if calls++; calls%3 == 0 { // of each group the last
+				return nccl.Success
+			}
+			return right(send, recv, n, t, h, stream)
+		}
+	})
+	require.ErrorContains(t, err, "is right", "a list of which one is wrong is not measured")
+	require.Len(t, rows, 1)
+}
+
 // TestNCCLOfOtherDTypes: NCCL has symmetric kernels of what it moves for every dtype, and of what it combines for some.
 func TestNCCLOfOtherDTypes(t *testing.T) {
 	rows, err := besideNCCL(t, 2, Spec{Kinds: []string{ReduceScatter, AllGather}, Sizes: []int64{64}, DType: "i32", Op: "max"}, nil)
