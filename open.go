@@ -194,7 +194,7 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 		NetDevices: slices.Clone(cfg.NetDevices), UnprotectedNetwork: cfg.UnprotectedNetwork, Rendezvous: rendezvous, LivenessTimeout: cfg.LivenessTimeout, KernelTimeout: cfg.KernelTimeout, Options: maps.Clone(cfg.BackendOptions), Given: opts.Backend,
 		Getenv: withoutOptions(opts.getenv()), Logger: log,
 	}
-	memOpts := memory.Options{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, MaxBlocks: cfg.MaxBlocks, Logger: log}
+	memOpts := memory.Options{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, MaxBlocks: cfg.MaxBlocks, RankOrder: cfg.RankOrder, Logger: log}
 	name, refusals, err := backend.Choose(ctx, g, cfg.Backend, &env)
 	var m *memory.Memory
 	if err == nil {

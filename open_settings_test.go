@@ -75,7 +75,7 @@ func TestLivenessHasOneBound(t *testing.T) {
 // TestOpenTakesSettings: the zero Config takes variables before the file, and the file before defaults; any other Config is taken as it is.
 func TestOpenTakesSettings(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "settings.yaml")
-	require.NoError(t, os.WriteFile(path, []byte("channels: 7\nmax-blocks: 5\nbackend: nvlink\n"), 0o600))
+	require.NoError(t, os.WriteFile(path, []byte("channels: 7\nmax-blocks: 5\nrank-order: true\nbackend: nvlink\n"), 0o600))
 	vars := []string{"SYMMEM_CONFIG=" + path, "SYMMEM_BACKEND=host"}
 	opts := &symmem.Options{Environ: func() []string { return vars }}
 	loaded, err := config.Load(&config.LoadOptions{Environ: nobody.Environ, Explicit: map[string]any{"channels": 9}})
@@ -89,6 +89,7 @@ func TestOpenTakesSettings(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, tt.channels, r.Memory().Channels())
 		require.Equal(t, tt.blocks, r.Memory().MaxBlocks())
+		require.Equal(t, tt.blocks > 0, r.Memory().RankOrder())
 		require.Equal(t, "host", r.Backend())
 		require.NoError(t, r.Close(t.Context()))
 		ranks, err := symmem.OpenLocal(t.Context(), 1, tt.cfg, opts)
@@ -98,6 +99,7 @@ func TestOpenTakesSettings(t *testing.T) {
 		for _, r := range []*symmem.Rank{ranks[0], sub} {
 			require.Equal(t, tt.channels, r.Memory().Channels())
 			require.Equal(t, tt.blocks, r.Memory().MaxBlocks())
+			require.Equal(t, tt.blocks > 0, r.Memory().RankOrder())
 		}
 		require.NoError(t, sub.Close(t.Context()))
 		require.NoError(t, ranks[0].Close(t.Context()))

@@ -103,6 +103,9 @@ type Config struct {
 	// MaxBlocks is the most blocks that the kernel of any plan takes on a CUDA device, to leave room for other work; of ranks that differ, the least
 	// holds for all. 0 is no bound besides that there is room for a second plan like it.
 	MaxBlocks int `mapstructure:"max-blocks"`
+	// RankOrder keeps what Auto takes to forms that combine the ranks' elements in the order of the ranks, in plans and in collectives without plans: a result then has the same bits whatever
+	// the size, tables, hosts and multicast. Where there is no such form, as between hosts on backend nccl, it is ErrUnsupported. The same on every rank.
+	RankOrder bool `mapstructure:"rank-order"`
 	// Tuning is the file of a table, made by the command symmem tune, that says which forms of collectives are the fastest here; the same on every rank. "" takes
 	// the table that this module has for the GPU, or estimates one. See package kernels/tuning.
 	Tuning string `mapstructure:"tuning"`

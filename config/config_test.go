@@ -94,6 +94,7 @@ var samples = map[string][2]struct {
 	"rendezvous-served":   {{"true", true}, {"1", true}},
 	"rendezvous-store":    {{"etcd://10.0.0.1:2379/jobs", config.NewSecret("etcd://10.0.0.1:2379/jobs")}, {"etcds://host:1/x", config.NewSecret("etcds://host:1/x")}},
 	"max-blocks":          {{"1", 1}, {"32", 32}},
+	"rank-order":          {{"true", true}, {"1", true}},
 	"tuning":              {{"table.json", "table.json"}, {"/etc/symmem/h200.json", "/etc/symmem/h200.json"}},
 	"log-level":           {{"debug", "debug"}, {"WARN", "warn"}},
 }

@@ -111,6 +111,8 @@ var specs = []*spec{
 		func(c *Config) any { return &c.Channels }},
 	{"max-blocks", "most blocks that the kernel of any plan takes on a CUDA device, to leave room for other work; 0 for no bound of its own",
 		func(c *Config) any { return &c.MaxBlocks }},
+	{"rank-order", "auto takes only forms that combine in the order of the ranks, whose bits depend on nothing but the inputs, true or false",
+		func(c *Config) any { return &c.RankOrder }},
 	{"tuning", "file of a table that symmem tune has made, with the forms that are the fastest; empty takes the one that comes with symmem, or an estimate",
 		func(c *Config) any { return &c.Tuning }},
 	{"log-level", "debug, info, warn or error; empty logs nothing",

@@ -69,7 +69,7 @@ type AllReduceOptions struct {
 	Exclusive bool
 	// RankOrder keeps the plan to forms that promise the bits of the order of the ranks ([Algorithm.RankOrder]), so that a result does not depend
 	// on the size of the message, on how it was split, or on what else was sent with it. Auto takes none but those then, whatever tables and
-	// registered forms there are, and an Algorithm without the promise is ErrUnsupported. Every rank gives the same.
+	// registered forms there are, and an Algorithm without the promise is ErrUnsupported. The setting rank-order does so for all that Auto takes. Every rank gives the same.
 	RankOrder bool
 	// FirstEpoch is the count that runs begin at. It exists to test that counting wraps around; every rank gives the same.
 	FirstEpoch uint32
@@ -94,6 +94,10 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 	}
 	if failure = errors.Join(errs.Given(call, "ctx", ctx, "a context"), failure); failure != nil {
 		return nil, refuse(ctx, call, failure, t, out)
+	}
+	if opts.Algorithm == Auto && t.Memory().RankOrder() {
+		ordered := *opts
+		ordered.RankOrder, opts = true, &ordered
 	}
 	return inTurn(ctx, t.Memory(), call, func(ctx context.Context, _ error) (*Plan, error) { return firstAllReduce(ctx, t, out, op, opts) })
 }

@@ -33,7 +33,7 @@ type Options struct {
 	// Ignored by forms that launch none of this module, and on the host device.
 	Exclusive bool
 	// RankOrder keeps NewReduce and NewReduceScatter to forms that promise the bits of the order of the ranks ([Algorithm.RankOrder]), as it does for NewAllReduce: Auto takes none but
-	// those then, and an Algorithm without the promise is ErrUnsupported. All other collectives that combine have the promise in every form, and ignore it, as do those that
+	// those then, and an Algorithm without the promise is ErrUnsupported. The setting rank-order does so for all that Auto takes. All other collectives that combine have the promise in every form, and ignore it, as do those that
 	// combine nothing.
 	RankOrder bool
 	// FirstEpoch is the count that runs begin at. It exists to test that counting wraps around.
@@ -77,6 +77,9 @@ func newMaker(call string, in, out tensor.SymmetricTensor, opts *Options) *maker
 	m := &maker{call: call, in: in, out: out}
 	if opts != nil {
 		m.opts = *opts
+	}
+	if m.opts.Algorithm == Auto && !errs.IsNil(in) && in.Memory().RankOrder() {
+		m.opts.RankOrder = true
 	}
 	return m
 }

@@ -82,6 +82,65 @@ func TestRankOrder(t *testing.T) {
 		}
 		return errors.Join(wrong, x.Close(ctx), m.Close(ctx))
 	}))
+	// So it is for all plans with the setting, but for those whose form is named.
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		m := memory.New(near, g, &memory.Options{RankOrder: true})
+		m.SetTuning(tables)
+		x, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
+		if err != nil {
+			return err
+		}
+		if err := x.Rendezvous(ctx); err != nil {
+			return err
+		}
+		var wrong error
+		for _, opts := range []*AllReduceOptions{nil, {}, {Algorithm: other}} {
+			p, err := NewAllReduce(ctx, x, Sum, opts)
+			if err != nil {
+				return err
+			}
+			if named := opts != nil && opts.Algorithm == other; (p.Algorithm() == other) != named {
+				wrong = errors.Join(wrong, fmt.Errorf("%+v: %s was taken", opts, p.Algorithm()))
+			}
+			wrong = errors.Join(wrong, p.Close(ctx))
+			if opts != nil && opts.RankOrder {
+				wrong = errors.Join(wrong, errors.New("the caller's options were changed"))
+			}
+		}
+		return errors.Join(wrong, x.Close(ctx), m.Close(ctx))
+	}))
+}
+
+// TestRankOrderDiffers: ranks of which one has the setting are told.
+func TestRankOrderDiffers(t *testing.T) {
+	for rank, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		m := memory.New(near, g, &memory.Options{RankOrder: g.Rank() == 1})
+		x, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
+		if err != nil {
+			return err
+		}
+		if err := x.Rendezvous(ctx); err != nil {
+			return err
+		}
+		_, err = NewAllReduce(ctx, x, Sum, nil)
+		_, other := NewReduce(ctx, x, x, Sum, 0, nil)
+		if !errors.Is(other, errs.ErrMismatch) {
+			return fmt.Errorf("a reduce: %w", other)
+		}
+		return errors.Join(err, x.Close(ctx), m.Close(ctx))
+	}) {
+		if !errors.Is(err, errs.ErrMismatch) {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
 }
 
 // TestAutoIsInRankOrder: what Auto takes by itself has the promise where there are no multicast addresses, so that the README's paragraph holds without any

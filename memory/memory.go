@@ -68,6 +68,8 @@ type Options struct {
 	KernelTimeout time.Duration
 	// MaxBlocks bounds the blocks of the kernel of any plan; default 0, no bound.
 	MaxBlocks int
+	// RankOrder keeps Auto, of every plan that reduces, to forms that combine in the order of the ranks, as RankOrder of package kernels' options does for one plan. Every rank gives the same.
+	RankOrder bool
 	// Logger takes one event for each allocation, rendezvous and release; default: none are logged.
 	Logger *slog.Logger
 }
@@ -188,6 +190,9 @@ func (m *Memory) KernelTimeout() time.Duration { return m.orZero().opts.KernelTi
 
 // MaxBlocks is the most blocks that the kernel of a plan takes on this rank's device; 0 is no bound.
 func (m *Memory) MaxBlocks() int { return m.orZero().opts.MaxBlocks }
+
+// RankOrder reports whether Auto takes only forms that combine in the order of the ranks.
+func (m *Memory) RankOrder() bool { return m.orZero().opts.RankOrder }
 
 // Tuning is the tables that say which form of a collective is the fastest: those that SetTuning gave, or else [tuning.Default].
 func (m *Memory) Tuning() *tuning.Set {

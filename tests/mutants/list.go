@@ -2923,6 +2923,16 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
+		file: "kernels/allreduce.go", why: "the setting rank-order is ignored by all-reduce", tests: kernelTests,
+		old: "opts.Algorithm == Auto && t.Memory().RankOrder()",
+		new: "false",
+	},
+	{
+		file: "kernels/options.go", why: "the setting rank-order is ignored by reductions", tests: kernelTests,
+		old: "m.opts.Algorithm == Auto && !errs.IsNil(in) && in.Memory().RankOrder()",
+		new: "false",
+	},
+	{
 		file: "kernels/allreduce.go", why: "RankOrder allows every form", tests: kernelTests,
 		old: "a.rankOrder && !a.algorithm.RankOrder()",
 		new: "a.rankOrder && !a.algorithm.known()",

@@ -195,6 +195,7 @@ func (run *simulatedRun) start(ctx context.Context, p *process.Process, own conf
 	cfg := config.Default()
 	cfg.Backend, cfg.Multicast = []string{run.name}, own.Multicast
 	cfg.KernelTimeout, cfg.Timeout, cfg.LogLevel, cfg.Channels, cfg.MaxBlocks = own.KernelTimeout, own.Timeout, own.LogLevel, own.Channels, own.MaxBlocks
+	cfg.RankOrder = own.RankOrder
 	ranks, err := symmem.OpenLocal(ctx, o.Ranks, cfg, &symmem.Options{Backend: s.Options, Environ: func() []string { return p.Environ }})
 	if err != nil {
 		return err
