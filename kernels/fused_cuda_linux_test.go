@@ -3,8 +3,10 @@ package kernels
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -81,6 +83,12 @@ func normOnCUDA(ctx context.Context, dev *simDevice, m *memory.Memory, algorithm
 	residual, weight := floats(dtype, all, uint64(100+rank)), floats(dtype, columns, 1000)
 	n := RMSNorm{Residual: local(dtype, all, residual), ResidualOut: local(dtype, all, nil), Weight: local(dtype, columns, weight), WeightBias: 0.5, Epsilon: 1e-5,
 		Out: local(dtype, all, nil), Quantized: local(tensor.Uint8, all, nil), Scale: 0.1}
+	scale := n.Scale
+	if size%2 == 0 {
+		b := make([]byte, 4)
+		binary.LittleEndian.PutUint32(b, math.Float32bits(scale))
+		n.Scale, n.ScaleAt = 0, local(tensor.Float32, 1, b)
+	}
 	if err != nil {
 		return err
 	}
@@ -94,7 +102,7 @@ func normOnCUDA(ctx context.Context, dev *simDevice, m *memory.Memory, algorithm
 	}
 	want := hostRows{
 		rowBytes: columns * dtype.Bytes(), residual: residual, residualOut: make([]byte, all*dtype.Bytes()), weight: weight, out: make([]byte, all*dtype.Bytes()), quantized: make([]byte, all),
-		epsilon: n.Epsilon, bias: n.WeightBias, inverse: 1 / n.Scale, x: make([]float32, columns), y: make([]float32, columns), weights: make([]float32, columns),
+		epsilon: n.Epsilon, bias: n.WeightBias, inverse: 1 / scale, x: make([]float32, columns), y: make([]float32, columns), weights: make([]float32, columns),
 		row: make([]byte, columns*dtype.Bytes()), lanes: make([]float32, normThreads(columns*dtype.Bytes())), perLine: int(16 / dtype.Bytes()),
 	}
 	want.load, want.store = float32Of(dtype)
@@ -119,7 +127,10 @@ func normOnCUDA(ctx context.Context, dev *simDevice, m *memory.Memory, algorithm
 		}
 	}
 	err = errors.Join(plan.Close(ctx), s.Close(), in.Close(ctx))
-	for _, l := range []Local{n.Residual, n.ResidualOut, n.Weight, n.Out, n.Quantized} {
+	for _, l := range []Local{n.Residual, n.ResidualOut, n.Weight, n.Out, n.Quantized, n.ScaleAt} {
+		if l.none() {
+			continue
+		}
 		err = errors.Join(err, dev.Free(l.Ptr))
 	}
 	return err

@@ -55,8 +55,11 @@ type RMSNorm struct {
 	// Quantized, unless none, takes the normalised rows divided by Scale as 8-bit floats, one a byte, as u8: e4m3, of 1 sign, 4 exponent
 	// and 3 fraction bits, without infinities (e4m3fn of the field). What is beyond 448 becomes 448, infinities too, and NaN 0x7f.
 	Quantized Local
-	// Scale is the scale of Quantized: above 0, finite, and so is its reciprocal. It must be 0 where there is no Quantized.
+	// Scale is the scale of Quantized: above 0, finite, and so is its reciprocal. It must be 0 where there is no Quantized, or a ScaleAt.
 	Scale float32
+	// ScaleAt, unless none, is one f32, at a multiple of 4, that each run reads in place of Scale: for scales that are on the device, as vLLM's are. A run of whatever is there does what the
+	// formula says: of 0, all that is not 0 becomes 448.
+	ScaleAt Local
 }
 
 // NewAllReduceRMSNorm prepares an all-reduce of in with what follows it in a transformer, in one kernel where peers have pointers. In has
@@ -66,7 +69,7 @@ type RMSNorm struct {
 //	s           = the sum of in over all ranks, with the bits that an all-reduce in the order of the ranks gives: rounded to the dtype once
 //	ResidualOut = x = s + Residual, rounded to the dtype
 //	Out         = y = x * (1 / sqrt(mean of x^2 + Epsilon)) * (WeightBias + Weight), rounded to the dtype once
-//	Quantized   = y * (1 / Scale), rounded to e4m3
+//	Quantized   = y * (1 / Scale), or 1 / the element of ScaleAt, rounded to e4m3
 //
 // which is what FlashInfer's and vLLM's fused all-reduces compute. All arithmetic is of float32, each operation rounded to the nearest. The
 // squares are added in an order that hidden and the dtype alone give: so a token has the same bits on every kind of device, in every form,
@@ -139,8 +142,8 @@ func (n *norm) once(ctx context.Context, failure error) (*Plan, error) {
 		s.Failure = n.choose()
 	}
 	s.Name = n.describe()
-	s.Parameters = fmt.Sprintf("at most %d blocks, epsilon %v, weight bias %v, out %t, fp8 %t with scale %v",
-		n.maxBlocks, n.Epsilon, n.WeightBias, !n.Out.none(), !n.Quantized.none(), n.Scale)
+	s.Parameters = fmt.Sprintf("at most %d blocks, epsilon %v, weight bias %v, out %t, fp8 %t with scale %v, read %t",
+		n.maxBlocks, n.Epsilon, n.WeightBias, !n.Out.none(), !n.Quantized.none(), n.Scale, !n.ScaleAt.none())
 	if n.opts.Algorithm == Auto && !n.local {
 		s.Parameters += ", chosen by auto" // who asks for the form does not go on with another one
 	}
@@ -201,7 +204,11 @@ func (n *norm) check() error {
 		return errs.Invalid(n.call, "WeightBias", n.WeightBias, "a finite number")
 	case n.Quantized.none() && n.Scale != 0:
 		return errs.Invalid(n.call, "Scale", n.Scale, "0 where there is no Quantized")
-	case !n.Quantized.none() && (!(n.Scale > 0) || math.IsInf(float64(n.Scale), 0) || math.IsInf(float64(1/n.Scale), 0)):
+	case n.Quantized.none() && !n.ScaleAt.none():
+		return errs.Invalid(n.call, "ScaleAt", fmt.Sprintf("%d %s at %s", n.ScaleAt.NumElements, n.ScaleAt.DType, n.ScaleAt.Ptr), "none where there is no Quantized")
+	case !n.ScaleAt.none() && n.Scale != 0:
+		return errs.Invalid(n.call, "Scale", n.Scale, "0 where there is a ScaleAt")
+	case !n.Quantized.none() && n.ScaleAt.none() && (!(n.Scale > 0) || math.IsInf(float64(n.Scale), 0) || math.IsInf(float64(1/n.Scale), 0)):
 		return errs.Invalid(n.call, "Scale", n.Scale, "a number above 0 that is finite, as its reciprocal is")
 	}
 	return errors.Join(n.checkLocals(hidden), n.checkOverlaps())
@@ -222,6 +229,7 @@ func (n *norm) checkLocals(hidden int64) error {
 		{"ResidualOut", n.ResidualOut, dtype, all, 16, true},
 		{"Out", n.Out, dtype, all, 16, false},
 		{"Quantized", n.Quantized, tensor.Uint8, all, device.Ptr(16 / dtype.Bytes()), false},
+		{"ScaleAt", n.ScaleAt, tensor.Float32, 1, 4, false},
 	} {
 		switch {
 		case l.local.none() && !l.must:
@@ -249,7 +257,7 @@ func (n *norm) checkOverlaps() error {
 	}
 	written := []named{{"ResidualOut", n.ResidualOut}, {"Out", n.Out}, {"Quantized", n.Quantized}}
 	for i, w := range written {
-		others := append([]named{{"in", in}, {"Residual", n.Residual}, {"Weight", n.Weight}}, written[:i]...)
+		others := append([]named{{"in", in}, {"Residual", n.Residual}, {"Weight", n.Weight}, {"ScaleAt", n.ScaleAt}}, written[:i]...)
 		for _, o := range others {
 			one := w.Ptr == o.Ptr && (w.name == "Out" && o.name == "in" || w.name == "ResidualOut" && o.name == "Residual")
 			if w.bytes() == 0 || o.bytes() == 0 || one || w.Ptr >= o.Ptr.Add(o.bytes()) || o.Ptr >= w.Ptr.Add(w.bytes()) {
@@ -348,8 +356,11 @@ func (n *norm) params(in device.Ptr) ptx.Norm {
 		In: uint64(in), Residual: uint64(n.Residual.Ptr), ResidualOut: uint64(n.ResidualOut.Ptr), Weight: uint64(n.Weight.Ptr), Out: uint64(n.Out.Ptr),
 		Quantized: uint64(n.Quantized.Ptr), Rows: uint32(n.rows), Columns: uint32(n.columns), Epsilon: n.Epsilon, Bias: n.WeightBias,
 	}
-	if !n.Quantized.none() {
-		p.Inverse = 1 / n.Scale
+	switch {
+	case !n.ScaleAt.none():
+		p.Scale = uint64(n.ScaleAt.Ptr)
+	case !n.Quantized.none():
+		p.Scale = ptx.NormScale(n.Scale)
 	}
 	return p
 }

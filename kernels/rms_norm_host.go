@@ -48,6 +48,7 @@ func (n *norm) onHost(s *collective.Spec) {
 type hostRows struct {
 	rowBytes                                      int64
 	residual, residualOut, weight, out, quantized []byte
+	scale                                         []byte // of quantized; nil where it is inverse
 	epsilon, bias, inverse                        float32
 
 	load  func(dst []float32, src []byte)
@@ -63,13 +64,13 @@ type hostRows struct {
 func (n *norm) hostRows(at *collective.Addresses) *hostRows {
 	k := &hostRows{rowBytes: n.rowBytes(), epsilon: n.Epsilon, bias: n.WeightBias, perLine: int(16 / n.in.DType().Bytes())}
 	k.load, k.store = float32Of(n.in.DType())
-	if !n.Quantized.none() {
+	if !n.Quantized.none() && n.ScaleAt.none() {
 		k.inverse = 1 / n.Scale
 	}
 	for _, l := range []struct {
 		to   *[]byte
 		from Local
-	}{{&k.residual, n.Residual}, {&k.residualOut, n.ResidualOut}, {&k.weight, n.Weight}, {&k.out, n.Out}, {&k.quantized, n.Quantized}} {
+	}{{&k.residual, n.Residual}, {&k.residualOut, n.ResidualOut}, {&k.weight, n.Weight}, {&k.out, n.Out}, {&k.quantized, n.Quantized}, {&k.scale, n.ScaleAt}} {
 		if !l.from.none() {
 			*l.to = at.Bytes(l.from.Ptr, l.from.bytes())
 		}
@@ -81,6 +82,9 @@ func (n *norm) hostRows(at *collective.Addresses) *hostRows {
 
 // all does every row of a sum.
 func (k *hostRows) all(sum []byte) {
+	if k.scale != nil {
+		k.inverse = 1 / slice[float32](k.scale)[0]
+	}
 	k.load(k.weights, k.weight)
 	for i, w := range k.weights {
 		k.weights[i] = k.bias + w

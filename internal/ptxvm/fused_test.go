@@ -108,6 +108,9 @@ func (j normJob) String() string {
 	return fmt.Sprintf("%s/%s/ranks=%d/%dx%d/blocks=%d/in_place=%t/fp8=%t/missing=%d/hopper=%t", j.form, j.dtype, j.ranks, j.rows, j.columns, j.blocks, j.inPlace, j.fp8, j.missing, j.hopper)
 }
 
+// scaleOfNorms is the scale of all of them.
+const scaleOfNorms = float32(0.037)
+
 // normRun is one launch of one rank.
 type normRun struct {
 	p                                          ptx.Norm
@@ -136,7 +139,12 @@ func (j normJob) run(tb testing.TB, c Config) error {
 			var n normRun
 			n.p = ptx.Norm{
 				Rows: uint32(j.rows), Columns: uint32(j.columns), Shard: uint32(ptx.NormShard(j.ranks, rowBytes)), Span: uint64(ptx.NormSpan(j.form, j.ranks, int64(j.rows), rowBytes)),
-				Epsilon: 1e-5, Bias: j.bias, Inverse: 1 / float32(0.037),
+				Epsilon: 1e-5, Bias: j.bias, Scale: ptx.NormScale(scaleOfNorms),
+			}
+			if (r+l)%2 == 1 { // read by the launch
+				at, b := room.take(4, 0)
+				put(b, 4, uint64(math.Float32bits(scaleOfNorms)))
+				n.p.Scale = at
 			}
 			n.p.In, n.in = room.take(all, 0)
 			n.p.Residual, n.residual = room.take(all, 0)
@@ -255,8 +263,8 @@ func (j normJob) check(runs []normRun, weights []byte) error {
 				if j.out && decode(n.out[at*width:]) != y {
 					return fmt.Errorf("rank %d, row %d: element %d is %v, not %v", r, row, i, decode(n.out[at*width:]), y)
 				}
-				if want := nearestE4M3(y * n.p.Inverse); j.fp8 && n.fp8[at] != want {
-					return fmt.Errorf("rank %d, row %d: fp8 %d of %v is %#x, not %#x", r, row, i, y*n.p.Inverse, n.fp8[at], want)
+				if want := nearestE4M3(y * (1 / scaleOfNorms)); j.fp8 && n.fp8[at] != want {
+					return fmt.Errorf("rank %d, row %d: fp8 %d of %v is %#x, not %#x", r, row, i, y*(1/scaleOfNorms), n.fp8[at], want)
 				}
 			}
 		}
@@ -400,7 +408,7 @@ func TestE4M3Kernel(t *testing.T) {
 	for _, hopper := range []bool{false, true} {
 		const columns = 1 << 16
 		w := newRooms(t, 1, 1, 0, 0)
-		p := ptx.Norm{Rows: 1, Columns: columns, Inverse: 1}
+		p := ptx.Norm{Rows: 1, Columns: columns, Scale: ptx.NormScale(1)}
 		var residual, weight, out, fp8 []byte
 		p.In, _ = w.ranks[0].take(columns*2, 0)
 		p.Residual, residual = w.ranks[0].take(columns*2, 0)

@@ -4,8 +4,9 @@
 
 #define SYMMEM_JOIN(form, dtype, tail) symmem_rms_norm_##form##_##dtype##_##tail
 #define SYMMEM_NAME(form, dtype, tail) SYMMEM_JOIN(form, dtype, tail)
-#define SYMMEM_KERNEL(form, tail, ...)                                                                                     \
-  extern "C" __global__ void __launch_bounds__(512)                                                                        \
+#define SYMMEM_KERNEL(form, tail, ...) SYMMEM_KERNEL_OF(form, tail, __launch_bounds__(512), __VA_ARGS__)
+#define SYMMEM_KERNEL_OF(form, tail, bounds, ...)                                                                          \
+  extern "C" __global__ void bounds                                                                                        \
       SYMMEM_NAME(form, SYMMEM_DTYPE, tail)(const __grid_constant__ Comm c, const __grid_constant__ Norm n) {              \
     __VA_ARGS__(c, n);                                                                                                     \
   }
@@ -17,7 +18,11 @@ SYMMEM_KERNEL(twoshot_push, wn, normTwoshotPush<SYMMEM_TYPE, 0>)
 SYMMEM_KERNEL(twoshot_pull, wn, normTwoshotPull<SYMMEM_TYPE>)
 #if SYMMEM_SPECIAL // kernels for one world size, on the devices that most have
 SYMMEM_KERNEL(oneshot_push, w2, normOneshotPush<SYMMEM_TYPE, 2>)
+#ifdef SYMMEM_TWO_BLOCKS // of 512 threads fit a multiprocessor
+SYMMEM_KERNEL_OF(oneshot_push, w4, __launch_bounds__(512, 2), normOneshotPush<SYMMEM_TYPE, 4>)
+#else
 SYMMEM_KERNEL(oneshot_push, w4, normOneshotPush<SYMMEM_TYPE, 4>)
+#endif
 SYMMEM_KERNEL(oneshot_push, w8, normOneshotPush<SYMMEM_TYPE, 8>)
 SYMMEM_KERNEL(twoshot_push, w4, normTwoshotPush<SYMMEM_TYPE, 4>)
 SYMMEM_KERNEL(twoshot_push, w8, normTwoshotPush<SYMMEM_TYPE, 8>)

@@ -3,7 +3,7 @@
 //   s = the sum of all ranks' in, in rank order and in float32, rounded to the dtype: what an all-reduce gives
 //   x = s + residual, rounded to the dtype; goes to residualOut
 //   y = x * (1 / sqrt(mean of x^2 over the row + epsilon)) * (bias + weight), rounded to the dtype; goes to out
-//   q = y * inverse, rounded to e4m3; goes to quantized
+//   q = y * inverse, or 1 / what is at scale in its place, rounded to e4m3; goes to quantized
 //
 // A row belongs to one block, whose threads are as many as the row's length alone says: so the squares are added in the same order however
 // many rows there are, and in every form. Root and quotients are rounded as IEEE 754 has it, so that the host gives the same bits.
@@ -27,7 +27,7 @@ struct Norm {
   u32 shard;        // two-shot: vectors of each row that one rank sums
   float epsilon;
   float bias;       // added to weight: 0, or 1 for weights that are stored so
-  float inverse;    // 1 / scale of quantized
+  u64 scale;        // of quantized: where a float is that the launch reads, or kInverse and the bits of 1 / scale
 };
 SYMMEM_AT(Norm, in, 0);
 SYMMEM_AT(Norm, residual, 8);
@@ -42,8 +42,9 @@ SYMMEM_AT(Norm, columns, 68);
 SYMMEM_AT(Norm, shard, 72);
 SYMMEM_AT(Norm, epsilon, 76);
 SYMMEM_AT(Norm, bias, 80);
-SYMMEM_AT(Norm, inverse, 84);
-static_assert(sizeof(Norm) == 88, "Norm");
+SYMMEM_AT(Norm, scale, 88);
+static_assert(sizeof(Norm) == 96, "Norm");
+enum : u64 { kInverse = 1ull << 63 };
 
 // Layout of the workspace, behind the records; lines are of 16 bytes:
 //
@@ -93,16 +94,21 @@ template <class T> SYMMEM_DEVICE Words<4> addResidual(const Words<4> &s, const W
   return x;
 }
 
-// storeQuantized stores a vector of y as fp8; at is its first byte in the rows. It is no part of its callers: few want it, and it is long.
-template <class T> static __device__ __noinline__ void storeQuantized(u64 quantized, u64 at, Words<4> y, float inverse) {
+// storeQuantized stores a vector of y as fp8 at an address. It is no part of its callers: few want it, and it is long.
+template <class T> static __device__ __noinline__ void storeQuantized(u64 to, Words<4> y, u64 scale) {
   constexpr u32 E = 16 / T::width;
+  float inverse = f32From((u32)scale);
+  if (!(scale & kInverse)) {
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(inverse) : "l"(scale) : "memory");
+    inverse = __fdiv_rn(1.f, inverse);
+  }
   u32 q[E / 4] = {};
 #pragma unroll
   for (u32 e = 0; e < E; e++) q[e / 4] |= e4m3(__fmul_rn(T::decode((u32)element<T>(y, e)), inverse)) << (8 * (e % 4));
   if constexpr (E == 8)
-    storeWeak(quantized + at / 2, Words<2>{{q[0], q[1]}});
+    storeWeak(to, Words<2>{{q[0], q[1]}});
   else
-    asm volatile("st.global.u32 [%0], %1;" ::"l"(quantized + at / 4), "r"(q[0]) : "memory");
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(q[0]) : "memory");
 }
 
 // finish stores what comes of one vector of x; at is its first byte in the rows.
@@ -114,7 +120,7 @@ template <class T> SYMMEM_DEVICE void finish(const Norm &n, u64 at, const Words<
     setElement<T>(y, e, T::encode(__fmul_rn(__fmul_rn(T::decode((u32)element<T>(x, e)), scale), w)));
   }
   if (n.out != 0) storeWeak(n.out + at, y);
-  if (n.quantized != 0) storeQuantized<T>(n.quantized, at, y, n.inverse);
+  if (n.quantized != 0) storeQuantized<T>(n.quantized + at / T::width, y, n.scale);
 }
 
 // normRow does one row. fetch(v, s) gives vector v of the row's sum, and says whether it came. behind is called when all have. Block.

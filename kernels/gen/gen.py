@@ -98,7 +98,7 @@ def modules():
             out.append((f"scatter_{dtype}_w{world}_sm90", "scatter_whole.cu", 90, macros))
         macros = [f"-DSYMMEM_DTYPE={dtype}", f"-DSYMMEM_TYPE={dtype.upper()}"]
         out.append((f"rms_norm_{dtype}", "rms_norm.cu", 80, macros + ["-DSYMMEM_SPECIAL=0"]))
-        out.append((f"rms_norm_{dtype}_sm90", "rms_norm.cu", 90, macros + ["-DSYMMEM_SPECIAL=1"]))
+        out.append((f"rms_norm_{dtype}_sm90", "rms_norm.cu", 90, macros + ["-DSYMMEM_SPECIAL=1"] + (["-DSYMMEM_TWO_BLOCKS"] if dtype == "bf16" else [])))
         out.append((f"quantized_{dtype}", "quantized.cu", 80, macros))
     return out
 

@@ -1,6 +1,7 @@
 package ptx
 
 import (
+	"math"
 	"slices"
 	"structs"
 )
@@ -29,8 +30,12 @@ type Norm struct {
 	Shard       uint32 // two-shot: vectors of each row that a rank sums
 	Epsilon     float32
 	Bias        float32
-	Inverse     float32 // of the scale
+	_           [4]byte
+	Scale       uint64 // of Quantized: where a float32 is that each launch reads, or what NormScale gives
 }
+
+// NormScale is Norm.Scale of a scale that does not change.
+func NormScale(scale float32) uint64 { return 1<<63 | uint64(math.Float32bits(1/scale)) }
 
 // NormDataBytes is the size of the workspace behind the records of a form of it, and NormSpan that of a slot, for rows of so many bytes.
 func NormDataBytes(form Form, world int, rows, rowBytes int64) int64 {

@@ -42,6 +42,7 @@ type normed struct {
 	inPlace        bool // out is in, and the residual's is the residual
 	noOut          bool // with a scale: fp8 only
 	scale          float32
+	scaleAt        bool // the scale is on the device, another one for each set
 	bias, epsilon  float32
 	first          uint32 // epoch
 	random         bool   // values that are rounded, in place of small integers
@@ -97,6 +98,9 @@ func newNormTensors(ctx context.Context, e *Env, c normed) (*normTensors, error)
 	if c.scale != 0 {
 		t.n.Quantized = take("fp8", tensor.Uint8, all)
 	}
+	if c.scaleAt {
+		t.n.Scale, t.n.ScaleAt = 0, take("scale", tensor.Float32, 1)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -109,6 +113,14 @@ func (t *normTensors) Close(ctx context.Context) error {
 		err = errors.Join(err, f())
 	}
 	return errors.Join(err, t.whole.Close(ctx))
+}
+
+// scaleOf is the scale of a set.
+func (c normed) scaleOf(set int) float32 {
+	if c.scaleAt {
+		return c.scale * float32(1+set%5)
+	}
+	return c.scale
 }
 
 // weightRank is the rank whose inputs are the weights.
@@ -143,15 +155,23 @@ func (t *normTensors) writeWeight() error {
 
 // ins and outs are what changes from run to run.
 func (t *normTensors) ins() []region {
-	return []region{{"in", t.dtype, t.in.Ptr(), t.in.Bytes()}, {"residual", t.dtype, t.n.Residual.Ptr, t.in.Bytes()}}
+	all := []region{{"in", t.dtype, t.in.Ptr(), t.in.Bytes()}, {"residual", t.dtype, t.n.Residual.Ptr, t.in.Bytes()}}
+	if t.scaleAt {
+		all = append(all, region{"scale", tensor.Float32, t.n.ScaleAt.Ptr, 4})
+	}
+	return all
 }
 
 func (t *normTensors) before(set int) [][]byte {
 	rank, all := t.e.R.Rank(), t.tokens*t.hidden
-	return [][]byte{
+	values := [][]byte{
 		t.bytesOf(all, func(i int64) float64 { return t.at(set, rank, i) }),
 		t.bytesOf(all, func(i int64) float64 { return t.at(set, -1-rank, i) }),
 	}
+	if t.scaleAt {
+		values = append(values, appendFloat(nil, tensor.Float32, float64(t.scaleOf(set))))
+	}
+	return values
 }
 
 func (t *normTensors) outs() []region {
@@ -194,7 +214,7 @@ func (t *normTensors) after(set int) [][]byte {
 		for i, v := range x {
 			out = appendFloat(out, t.dtype, float64(float32(float32(v*scale)*weight[i])))
 			if t.scale != 0 {
-				fp8 = append(fp8, nearestFP8(float32(floatAt(out, t.dtype, row*t.hidden+int64(i)))*(1/t.scale)))
+				fp8 = append(fp8, nearestFP8(float32(floatAt(out, t.dtype, row*t.hidden+int64(i)))*(1/t.scaleOf(set))))
 			}
 		}
 	}
@@ -246,12 +266,18 @@ func (t *normTensors) fill(set int) error {
 			err = errors.Join(err, t.e.R.Device().CopyFromHost(g.ptr, poisoned(g.bytes)))
 		}
 	}
+	if t.scaleAt {
+		err = errors.Join(err, t.e.R.Device().CopyFromHost(t.n.ScaleAt.Ptr, before[2]))
+	}
 	return errors.Join(err, t.e.R.Device().CopyFromHost(t.n.Residual.Ptr, before[1]))
 }
 
 // check compares everything there is after one run with a set.
 func (t *normTensors) check(set int) error {
 	after := map[string][]byte{"residual": t.before(set)[1], "weight": t.bytesOf(t.hidden, func(i int64) float64 { return t.at(0, weightRank, i) })}
+	if t.scaleAt {
+		after["scale"] = t.before(set)[2]
+	}
 	in := t.before(set)[0]
 	for i, g := range t.outs() {
 		after[g.name] = t.after(set)[i]
@@ -300,6 +326,7 @@ func normValues(ctx context.Context, e *Env, c normed) error {
 			c.inPlace, c.bias = (i+j)%2 == 0, float32(j%2)
 			c.scale = []float32{0, 0.03, 0.5}[(i+2*j)%3]
 			c.noOut = c.scale == 0.5
+			c.scaleAt = c.scale != 0 && (i+j)%2 == 1
 			t, err := newNormTensors(ctx, e, c)
 			if err != nil {
 				return err
@@ -435,7 +462,7 @@ func normOvertaken(ctx context.Context, e *Env, c normed) error {
 }
 
 func normReplay(ctx context.Context, e *Env, c normed) error {
-	c.inPlace = true
+	c.inPlace, c.scaleAt = true, true // each replay reads the scale
 	t, err := newNormTensors(ctx, e, c)
 	if err != nil {
 		return err
@@ -486,6 +513,9 @@ func normErrors(ctx context.Context, e *Env) error {
 		change(&n)
 		return refused(t.in, n, nil)
 	}
+	one := func(n *kernels.RMSNorm) kernels.Local {
+		return kernels.Local{Ptr: n.Weight.Ptr, DType: tensor.Float32, NumElements: 1}
+	}
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
 	err = errors.Join(
 		wantArgument("no input", refused(nil, t.n, nil), "in"),
@@ -503,6 +533,12 @@ func normErrors(ctx context.Context, e *Env) error {
 		wantArgument("a scale whose reciprocal is infinite", with(func(n *kernels.RMSNorm) { n.Scale = 1e-40 }), "Scale"),
 		wantArgument("no number as scale", with(func(n *kernels.RMSNorm) { n.Scale = nan }), "Scale"),
 		wantArgument("a scale for nothing", with(func(n *kernels.RMSNorm) { n.Quantized = kernels.Local{} }), "Scale"),
+		wantArgument("a scale on the device for nothing", with(func(n *kernels.RMSNorm) { n.Scale, n.Quantized, n.ScaleAt = 0, kernels.Local{}, one(n) }), "ScaleAt"),
+		wantArgument("two scales", with(func(n *kernels.RMSNorm) { n.ScaleAt = one(n) }), "Scale", "0"),
+		wantArgument("a scale of another dtype", with(func(n *kernels.RMSNorm) { n.Scale, n.ScaleAt = 0, one(n); n.ScaleAt.DType = tensor.Int32 }), "ScaleAt.DType", "f32"),
+		wantArgument("two elements as scale", with(func(n *kernels.RMSNorm) { n.Scale, n.ScaleAt = 0, one(n); n.ScaleAt.NumElements = 2 }), "ScaleAt.NumElements", "1"),
+		wantArgument("a scale at an odd address", with(func(n *kernels.RMSNorm) { n.Scale, n.ScaleAt = 0, one(n); n.ScaleAt.Ptr = n.ScaleAt.Ptr.Add(2) }), "ScaleAt.Ptr", "4"),
+		wantArgument("a scale in what is written", with(func(n *kernels.RMSNorm) { n.Scale, n.ScaleAt = 0, one(n); n.ScaleAt.Ptr = n.Out.Ptr }), "apart", "ScaleAt"),
 		wantArgument("no weights", with(func(n *kernels.RMSNorm) { n.Weight = kernels.Local{} }), "Weight", "64"),
 		wantArgument("weights of another length", with(func(n *kernels.RMSNorm) { n.Weight.NumElements = 56 }), "Weight", "56", "64"),
 		wantArgument("weights of another dtype", with(func(n *kernels.RMSNorm) { n.Weight.DType = tensor.Float16 }), "Weight.DType", "f16"),
