@@ -32,6 +32,9 @@ type sharedJob struct {
 	user    bool // all launches have the tensors of the first: each rank writes to its input as soon as its launch has ended
 	missing int  // so many of the last ranks do not launch
 	began   bool // but they have come to the first barrier
+	after   int  // with missing: so many launches end all the same, since the others send to them and get nothing back
+	stop    bool // with missing: the host ends it, and not the time
+	small   bool // whole numbers near 0
 
 	replace func(*Module) *Module
 }
@@ -141,6 +144,9 @@ func (j sharedJob) run(tb testing.TB, c Config) error {
 		for q := j.ranks - j.missing; j.began && q < j.ranks; q++ {
 			binary.LittleEndian.PutUint32(w.spaces[r][32+4*q:], sharedFirst+1)
 		}
+		if j.stop {
+			binary.LittleEndian.PutUint32(w.words[r][32:], 1)
+		}
 	}
 	if err := w.m.Run(); err != nil {
 		return err
@@ -173,7 +179,7 @@ func (j sharedJob) prepare(tb testing.TB, w *crew, rnd *rand.Rand, at, to []int,
 		if j.scatters() {
 			for i, n := range j.counts {
 				for k := range n {
-					put(in[at[i]+k*width:], width, element(j.dtype, rnd, false))
+					put(in[at[i]+k*width:], width, element(j.dtype, rnd, j.small))
 				}
 			}
 		}
@@ -231,7 +237,7 @@ func (j sharedJob) params(w *crew, l *sharedLaunch, r int, at, to []int, vector,
 	}
 	c := w.comm(r)
 	p := ptx.Params{Workspace: c.Workspace, Timeout: c.Timeout, Span: uint64(span), Rank: uint32(r), World: uint32(j.ranks), Op: uint32(j.op), Dead: c.Dead, Fault: c.Fault, Stop: c.Stop}
-	if j.missing > 0 {
+	if j.missing > 0 && !j.stop {
 		p.Timeout = 20_000
 	}
 	if j.ranks > ptx.Inline {
@@ -362,17 +368,21 @@ func (j sharedJob) enqueueUser(tb testing.TB, w *crew, launches []*sharedLaunch)
 	}
 }
 
-// gaveUp: who waited for a rank that did not come has told which, and closed nothing.
+// gaveUp: who waited for a rank that did not come has told which, and closed no launch from there on.
 func (j sharedJob) gaveUp(w *crew) error {
+	why, closed := uint8(ptx.FaultTimeout), uint32(sharedFirst)+uint32(j.after)
+	if j.stop {
+		why = ptx.FaultStopped
+	}
 	for r := range j.ranks - j.missing {
 		fault := ptx.DecodeFault(binary.LittleEndian.Uint64(w.words[r][16:]))
-		if fault.Why != ptx.FaultTimeout || fault.Kernel != ptx.FaultMany || int(fault.Peer) >= j.ranks || int(fault.Peer) == r {
+		if fault.Why != why || fault.Kernel != ptx.FaultMany || int(fault.Peer) >= j.ranks || int(fault.Peer) == r {
 			return fmt.Errorf("rank %d: fault %+v", r, fault)
 		}
 		if dead := binary.LittleEndian.Uint32(w.words[r]); dead != 1 {
 			return fmt.Errorf("rank %d: dead word %d", r, dead)
 		}
-		if e := binary.LittleEndian.Uint32(w.spaces[r]); e != sharedFirst {
+		if e := binary.LittleEndian.Uint32(w.spaces[r]); e != closed {
 			return fmt.Errorf("rank %d: block 0 has closed epoch %d", r, e)
 		}
 	}

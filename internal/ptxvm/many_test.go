@@ -36,6 +36,7 @@ type manyJob struct {
 	stop    bool // with missing: the host ends it, and not the time
 	twice   bool // two plans at once, on devices that hold no more than both
 	first   uint32
+	small   bool // whole numbers near 0
 
 	replace func(*Module) *Module
 }
@@ -159,7 +160,7 @@ func newManyWorldIn(tb testing.TB, memory *Memory, above uint64, j manyJob) *man
 			for i, n := range j.counts {
 				var v []uint64
 				for k := range n {
-					x := element(j.dtype, rnd, false)
+					x := element(j.dtype, rnd, j.small)
 					v = append(v, x)
 					put(l.ins[r][l.inAt[i]+k*width:], width, x)
 				}
@@ -557,41 +558,47 @@ func TestManyWeak(t *testing.T) {
 // TestManyCopy: the kernel that copies moves all tensors of a list, of every width, and nothing else.
 func TestManyCopy(t *testing.T) {
 	for _, width := range []int{1, 2, 4, 8} {
-		memory := NewMemory()
-		from, to := aligned(512), append(aligned(512)[:0], bytes.Repeat([]byte{fillByte}, 512)...)
-		for i := range from {
-			from[i] = byte(i)
-		}
-		want := bytes.Clone(to)
-		var list bytes.Buffer
-		count := 0
-		for i, n := range []int{1, 9, 20} { // the third is not aligned as where it goes
-			at, there := (1+16*i)*width/1%480, (1+16*i)*width%480
-			if i == 2 {
-				there += width
-			}
-			n = min(n, (500-there)/width, (500-at)/width)
-			copy(want[there:], from[at:at+n*width])
-			vectors := (at%16 + n*width + 15) / 16
-			for first := 0; first < vectors; first += 2 {
-				s := ptx.Stretch{In: uint64(inAt + at), Out: uint64(outAt + there), Count: uint64(n), First: uint64(first), Vectors: uint64(min(2, vectors-first))}
-				require.NoError(t, binary.Write(&list, binary.LittleEndian, s))
-				count++
-			}
-		}
-		inMemory := append(aligned(list.Len())[:0], list.Bytes()...)
-		for at, b := range map[uint64][]byte{inAt: from, outAt: to, listAt: inMemory} {
-			require.NoError(t, memory.Map(at, b))
-		}
-		params := make([]byte, 24)
-		binary.LittleEndian.PutUint64(params, listAt)
-		binary.LittleEndian.PutUint32(params[16:], uint32(count))
-		k := ptx.ManyCopy(int64(width))
-		m := New(memory, Config{Weak: true, MaxSteps: 1 << 24})
-		require.NoError(t, m.NewStream(0).Launch(Launch{Function: moduleOf(t, k.File).Function(k.Name), Grid: [3]uint32{2}, Block: [3]uint32{4}, Params: [][]byte{params}}))
-		require.NoError(t, m.Run())
-		require.Equal(t, want, to, "width %d", width)
+		copyMany(t, width, Config{Weak: true, MaxSteps: 1 << 24})
 	}
+}
+
+// copyMany copies tensors with elements of so many bytes: short ones, and such that have whole vectors, where they go aligned as they are and not.
+func copyMany(tb testing.TB, width int, c Config) {
+	memory := NewMemory()
+	size := 160 * width
+	from, to := aligned(size), append(aligned(size)[:0], bytes.Repeat([]byte{fillByte}, size)...)
+	for i := range from {
+		from[i] = byte(i)
+	}
+	want := bytes.Clone(to)
+	var list bytes.Buffer
+	count := 0
+	for i, n := range []int{1, 9, 38, 39} {
+		at := (1 + 40*i) * width
+		there := at
+		if i == 2 {
+			there += width
+		}
+		copy(want[there:], from[at:at+n*width])
+		vectors := (at%16 + n*width + 15) / 16
+		for first := 0; first < vectors; first += 2 {
+			s := ptx.Stretch{In: uint64(inAt + at), Out: uint64(outAt + there), Count: uint64(n), First: uint64(first), Vectors: uint64(min(2, vectors-first))}
+			require.NoError(tb, binary.Write(&list, binary.LittleEndian, s))
+			count++
+		}
+	}
+	inMemory := append(aligned(list.Len())[:0], list.Bytes()...)
+	for at, b := range map[uint64][]byte{inAt: from, outAt: to, listAt: inMemory} {
+		require.NoError(tb, memory.Map(at, b))
+	}
+	params := make([]byte, 24)
+	binary.LittleEndian.PutUint64(params, listAt)
+	binary.LittleEndian.PutUint32(params[16:], uint32(count))
+	k := ptx.ManyCopy(int64(width))
+	m := New(memory, c)
+	require.NoError(tb, m.NewStream(0).Launch(Launch{Function: moduleOf(tb, k.File).Function(k.Name), Grid: [3]uint32{2}, Block: [3]uint32{4}, Params: [][]byte{params}}))
+	require.NoError(tb, m.Run())
+	require.Equal(tb, want, to, "width %d", width)
 }
 
 // manyBitten is what nothing notices, as bitten says it of other kernels.
