@@ -27,6 +27,7 @@ struct Norm {
   u32 shard;        // two-shot: vectors of each row that one rank sums
   float epsilon;
   float bias;       // added to weight: 0, or 1 for weights that are stored so
+  u32 reserved;
   u64 scale;        // of quantized: where a float is that the launch reads, or kInverse and the bits of 1 / scale
 };
 SYMMEM_AT(Norm, in, 0);
@@ -42,6 +43,7 @@ SYMMEM_AT(Norm, columns, 68);
 SYMMEM_AT(Norm, shard, 72);
 SYMMEM_AT(Norm, epsilon, 76);
 SYMMEM_AT(Norm, bias, 80);
+SYMMEM_AT(Norm, reserved, 84);
 SYMMEM_AT(Norm, scale, 88);
 static_assert(sizeof(Norm) == 96, "Norm");
 enum : u64 { kInverse = 1ull << 63 };
