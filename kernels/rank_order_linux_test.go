@@ -115,8 +115,8 @@ func TestRankOrder(t *testing.T) {
 	}))
 }
 
-// TestRankOrderDiffers: ranks of which one has the setting are told.
-func TestRankOrderDiffers(t *testing.T) {
+// TestRanksDifferInRankOrder: ranks of which one has the setting are told.
+func TestRanksDifferInRankOrder(t *testing.T) {
 	for rank, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		near, err := host.New(g, nil)
 		if err != nil {
