@@ -103,6 +103,8 @@ type norm struct {
 	*maker
 	RMSNorm
 	local bool // without the all-reduce
+	// spread is how many blocks a table gives OneShotPush where they are more than the rows, so that each sends a part of a row; else 0.
+	spread int
 
 	rows, columns int64
 }
@@ -321,6 +323,10 @@ func (n *norm) chosen(asked Algorithm, kind device.Kind) Algorithm {
 		}
 	}
 	n.maxBlocks = atMostBlocks(n.opts.MaxBlocks, c.blocks)
+	// Not where out is in: another block writes there when all lines have come, of which nothing but the lines tells it.
+	if n.spread = 0; c.algorithm == OneShotPush && kind == device.CUDA && n.Out.Ptr != n.in.Ptr() && c.blocks > 0 && int64(n.maxBlocks) >= 2*n.rows {
+		n.spread = n.maxBlocks
+	}
 	return c.algorithm
 }
 
@@ -367,7 +373,7 @@ func (n *norm) params(in device.Ptr) ptx.Norm {
 
 // fit is the launch: a block for each row.
 func (n *norm) fit(multiprocessors int) (blocks, threads int) {
-	g := launchGeometry{blocks: int(min(n.rows, 2*int64(multiprocessors))), threads: normThreads(n.rowBytes())}.atMost(n.maxBlocks)
+	g := launchGeometry{blocks: int(min(max(n.rows, int64(n.spread)), 2*int64(multiprocessors))), threads: normThreads(n.rowBytes())}.atMost(n.maxBlocks)
 	return g.blocks, g.threads
 }
 
@@ -387,6 +393,9 @@ func (n *norm) onCUDA(s *collective.Spec) {
 		Params: func(at *collective.Addresses) []any {
 			p := n.params(n.in.Ptr())
 			p.Span, p.Shard = uint64(ptx.NormSpan(form, size, n.rows, n.rowBytes())), uint32(ptx.NormShard(size, n.rowBytes()))
+			if n.spread > 0 {
+				p.Spread = 1
+			}
 			if form == ptx.TwoShotPull {
 				p.Inputs = uint64(at.Table())
 			}

@@ -100,12 +100,13 @@ type normJob struct {
 	bias          float32
 	missing       int
 	launches      int
+	spread        bool // the blocks beyond the rows send
 
 	replace func(*Module) *Module
 }
 
 func (j normJob) String() string {
-	return fmt.Sprintf("%s/%s/ranks=%d/%dx%d/blocks=%d/in_place=%t/fp8=%t/missing=%d/hopper=%t", j.form, j.dtype, j.ranks, j.rows, j.columns, j.blocks, j.inPlace, j.fp8, j.missing, j.hopper)
+	return fmt.Sprintf("%s/%s/ranks=%d/%dx%d/blocks=%d/in_place=%t/fp8=%t/missing=%d/hopper=%t/spread=%t", j.form, j.dtype, j.ranks, j.rows, j.columns, j.blocks, j.inPlace, j.fp8, j.missing, j.hopper, j.spread)
 }
 
 // scaleOfNorms is the scale of all of them.
@@ -140,6 +141,9 @@ func (j normJob) run(tb testing.TB, c Config) error {
 			n.p = ptx.Norm{
 				Rows: uint32(j.rows), Columns: uint32(j.columns), Shard: uint32(ptx.NormShard(j.ranks, rowBytes)), Span: uint64(ptx.NormSpan(j.form, j.ranks, int64(j.rows), rowBytes)),
 				Epsilon: 1e-5, Bias: j.bias, Scale: ptx.NormScale(scaleOfNorms),
+			}
+			if j.spread {
+				n.p.Spread = 1
 			}
 			if (r+l)%2 == 1 { // read by the launch
 				at, b := room.take(4, 0)
@@ -341,6 +345,15 @@ func normJobs(full bool) (all []normJob) {
 				}
 				j.inPlace, j.fp8 = k%2 == 0, (i+k)%2 == 0
 				all = append(all, j)
+				if form == ptx.OneShotPush { // rows in two and three parts, with a block that has none, and of fewer vectors than parts
+					s := j
+					s.spread, s.inPlace, s.out, s.blocks = true, false, true, 2*s.rows+k%3
+					all = append(all, s)
+					s.rows, s.blocks = 1, 3
+					all = append(all, s)
+					s.columns, s.threads, s.blocks = 2*whole, 32, 5
+					all = append(all, s)
+				}
 				if j.inPlace, j.fp8, j.hopper, j.out = !j.inPlace, !j.fp8, false, j.fp8; ranks < 4 || full {
 					all = append(all, j)
 				}
@@ -363,8 +376,11 @@ func TestRMSNorm(t *testing.T) {
 			}
 		})
 	}
-	for _, form := range []ptx.Form{ptx.OneShotPush, ptx.TwoShotPush, ptx.TwoShotPull} {
+	for i, form := range []ptx.Form{ptx.OneShotPush, ptx.OneShotPush, ptx.TwoShotPush, ptx.TwoShotPull} {
 		j := normJob{form: form, dtype: "bf16", ranks: 3, rows: 2, columns: 64, blocks: 2, threads: 32, out: true, launches: 2, missing: 1, hopper: true}
+		if i == 1 {
+			j.spread, j.blocks = true, 4
+		}
 		t.Run(j.String(), func(t *testing.T) { require.NoError(t, j.run(t, Config{Seed: 1, Weak: true, MaxSteps: 1 << 26})) })
 	}
 }

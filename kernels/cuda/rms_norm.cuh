@@ -27,7 +27,7 @@ struct Norm {
   u32 shard;        // two-shot: vectors of each row that one rank sums
   float epsilon;
   float bias;       // added to weight: 0, or 1 for weights that are stored so
-  u32 reserved;
+  u32 spread;       // oneshot_push: where there are twice as many blocks as rows, and more, those beyond the rows send parts of them; out is not in then
   u64 scale;        // of quantized: where a float is that the launch reads, or kInverse and the bits of 1 / scale
 };
 SYMMEM_AT(Norm, in, 0);
@@ -43,7 +43,7 @@ SYMMEM_AT(Norm, columns, 68);
 SYMMEM_AT(Norm, shard, 72);
 SYMMEM_AT(Norm, epsilon, 76);
 SYMMEM_AT(Norm, bias, 80);
-SYMMEM_AT(Norm, reserved, 84);
+SYMMEM_AT(Norm, spread, 84);
 SYMMEM_AT(Norm, scale, 88);
 static_assert(sizeof(Norm) == 96, "Norm");
 enum : u64 { kInverse = 1ull << 63 };
@@ -195,29 +195,38 @@ template <class T, int W> SYMMEM_DEVICE void normOneshotPush(const Comm &c, cons
   Ranks<W> f(c, kKindRMSNorm);
   awaitPrevious(c.rank, c.workspace[0], n.in, n.rows);
   const u32 vectors = n.columns / (16 / T::width), tid = threadIdx.x, threads = blockDim.x;
+  // The block sends the vectors from first on, to last, of its rows, or a part of another block's row. A slot has been emptied since it was written two launches ago, whichever block writes it:
+  // the launch before has ended here with lines of every rank, whose launch before that had ended.
+  u32 sends = blockIdx.x, first = tid, last = vectors;
+  if (n.spread != 0 && gridDim.x >= 2 * n.rows) {
+    const u32 parts = gridDim.x / n.rows, each = (vectors + parts - 1) / parts, part = sends / n.rows;
+    sends -= part * n.rows;
+    first += part * each;
+    last = part * each + each < vectors ? part * each + each : vectors;
+  }
   Words<4> x[kKept];
   auto load = [&](u32 row) {
 #pragma unroll
     for (u32 k = 0; k < kKept; k++)
-      if (tid + k * threads < vectors) x[k] = loadWeak(n.in + ((u64)row * vectors + tid + k * threads) * 16, Words<4>());
+      if (first + k * threads < last) x[k] = loadWeak(n.in + ((u64)row * vectors + first + k * threads) * 16, Words<4>());
   };
-  if (blockIdx.x < n.rows) load(blockIdx.x); // under way while the next loads are
+  if (sends < n.rows) load(sends); // under way while the next loads are
   const bool alive = f.alive();
   const u32 epoch = f.open(), world = f.world();
   if (!__syncthreads_and(alive)) return;
   const u64 buffer = (epoch & 1) * world * n.span, mine = f.data(f.rank()) + buffer;
-  for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x) {
+  for (u32 row = sends; row < n.rows; row += gridDim.x) {
     auto send = [&](u32 v, const Words<4> &line) {
 #pragma unroll
       for (u32 k = 0; k < world; k++)
         storeStrong(f.data(f.peer(k)) + buffer + f.rank() * n.span + ((u64)row * vectors + v) * 16, line);
     };
-    if (row != blockIdx.x) load(row);
+    if (row != sends) load(row);
 #pragma unroll
     for (u32 k = 0; k < kKept; k++)
-      if (tid + k * threads < vectors) send(tid + k * threads, seal(x[k]));
+      if (first + k * threads < last) send(first + k * threads, seal(x[k]));
 #pragma unroll 1
-    for (u32 v = tid + kKept * threads; v < vectors; v += threads)
+    for (u32 v = first + kKept * threads; v < last; v += threads)
       send(v, seal(loadWeak(n.in + ((u64)row * vectors + v) * 16, Words<4>())));
   }
   for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x)
