@@ -6,18 +6,23 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Call is one of several collectives that are enqueued together.
+// Call is one of several collectives, or sides of messages, that are enqueued together.
 type Call struct {
 	What       Collective
-	Send, Recv uint64 // addresses of the GPU's memory
+	Send, Recv uint64 // addresses of the GPU's memory; a message has the one of its side
 	Count      int64  // elements, at least 1
 	Type       DataType
 	Op         Op  // of those that combine
-	Root       int // rank of the communicator, of those that have one
+	Root       int // rank of the communicator, of those that have one; of a message the other rank
 }
 
-// String says what it is: "AllReduce of 4 float32, sum".
-func (c *Call) String() string { return fmt.Sprintf("%s of %d %v, %v", c.What, c.Count, c.Type, c.Op) }
+// String says what it is: "AllReduce of 4 float32, sum", "Send of 4 float32, rank 1".
+func (c *Call) String() string {
+	if c.What.IsMessage() {
+		return fmt.Sprintf("%s of %d %v, rank %d", c.What, c.Count, c.Type, c.Root)
+	}
+	return fmt.Sprintf("%s of %d %v, %v", c.What, c.Count, c.Type, c.Op)
+}
 
 // enqueue calls the library's function, which is there.
 func (l *Library) enqueue(handle CommHandle, stream uintptr, c *Call) (r Result) {
@@ -35,13 +40,20 @@ func (l *Library) enqueue(handle CommHandle, stream uintptr, c *Call) (r Result)
 		r = f.ReduceScatter(c.Send, c.Recv, n, c.Type, c.Op, handle, stream)
 	case AllToAll:
 		r = f.AllToAll(c.Send, c.Recv, n, c.Type, handle, stream)
+	case Send:
+		r = f.Send(c.Send, n, c.Type, int32(c.Root), handle, stream)
+	case Recv:
+		r = f.Recv(c.Recv, n, c.Type, int32(c.Root), handle, stream)
 	}
 	return r
 }
 
-// EnqueueAll enqueues, or records, collectives in their order, the same on every rank but for the addresses. Where the library has groups they are one, which
-// NCCL carries out together. The caller keeps calls until it returns.
+// EnqueueAll enqueues, or records, collectives in their order, the same on every rank but for the addresses, and the sides of messages that this rank has. Where the
+// library has groups they are one, which NCCL carries out together; ErrUnsupported where it has none, if there are messages: ranks that send each other something would wait for each other. The
+// caller keeps calls until it returns.
 func (c *Comm) EnqueueAll(stream uintptr, calls []Call) error {
+	f := &c.lib.call
+	groups := f.GroupStart != nil && f.GroupEnd != nil
 	for i := range calls {
 		x := &calls[i]
 		if x.Count < 1 || x.Root < 0 || x.Root >= c.ranks {
@@ -50,9 +62,11 @@ func (c *Comm) EnqueueAll(stream uintptr, calls []Call) error {
 		if err := c.lib.Has(x.What); err != nil {
 			return err
 		}
+		if x.What.IsMessage() && !groups {
+			return c.lib.Require(groupStart, groupEnd)
+		}
 	}
-	f := &c.lib.call
-	grouped := f.GroupStart != nil && f.GroupEnd != nil && len(calls) > 1
+	grouped := groups && len(calls) > 1
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	handle := c.Handle()
