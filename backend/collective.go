@@ -32,7 +32,8 @@ type AllReduce struct {
 	// Parts, unless nil, says by rank which part of the group it is in, by the lowest rank there, the same on every rank. A run is then Calls, among the ranks of
 	// each part, and only Name is given besides.
 	Parts []int
-	// Calls is what a run does in parts, at least one, all at once: the same on every rank of a part but for the addresses, and maybe others in other parts.
+	// Calls is what a run does in parts, at least one, all at once: the same collectives on every rank of a part but for the addresses, and maybe others in other
+	// parts, and of messages between two ranks of a part its side on each.
 	Calls []Call
 	// Beside says that runs are enqueued on a stream that nobody asks for failures: those that Watch names tell. Only with Parts.
 	Beside bool
@@ -40,15 +41,17 @@ type AllReduce struct {
 	DType, Op string
 }
 
-// Call is a collective of a library among the ranks of one part of a group.
+// Call is a collective of a library among the ranks of one part of a group, or one side of a message between two of them.
 type Call struct {
-	// Collective is what AllReduce.Collective is, but no barrier.
+	// Collective is what AllReduce.Collective is, but no barrier; or "send" or "receive". The n-th message that a rank sends to another is the n-th that this one receives from it. No message waits for
+	// another of the same Calls.
 	Collective string
-	// In and Out are addresses in memory of the device, which stays until the prepared collective is closed. They may be one where the library allows that.
+	// In and Out are addresses in memory of the device, which stays until the prepared collective is closed. They may be one where the library allows that. A send has In, and what
+	// is received goes to Out.
 	In, Out device.Ptr
 	// Count is the number of elements, at least 1, counted as AllReduce.Count is.
 	Count int64
-	// Root is the rank of a broadcast or reduce, by its number in the group. It is in the part.
+	// Root is the rank of a broadcast or reduce, or the other rank of a message, by its number in the group. It is in the part.
 	Root int
 	// DType and Op are as in AllReduce.
 	DType, Op string

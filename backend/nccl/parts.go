@@ -58,9 +58,9 @@ func (b *Backend) inParts(p *reduction, r *backend.AllReduce) error {
 			return err
 		}
 		call.Send, call.Recv = uint64(c.In), uint64(c.Out)
-		if call.Root = 0; call.What == nccl.Broadcast || call.What == nccl.Reduce {
-			if call.Root = slices.Index(part.ranks, c.Root); call.Root < 0 {
-				return errs.Invalid(op, "root", c.Root, fmt.Sprintf("a rank of the part, %v", part.ranks))
+		if call.Root = 0; call.What == nccl.Broadcast || call.What == nccl.Reduce || call.What.IsMessage() {
+			if call.Root = slices.Index(part.ranks, c.Root); call.Root < 0 || call.What.IsMessage() && c.Root == rank {
+				return errs.Invalid(op, "root", c.Root, fmt.Sprintf("a rank of the part, %v, and of a message another than this one, %d", part.ranks, rank))
 			}
 		}
 		p.calls = append(p.calls, call)

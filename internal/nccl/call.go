@@ -49,11 +49,8 @@ func (l *Library) enqueue(handle CommHandle, stream uintptr, c *Call) (r Result)
 }
 
 // EnqueueAll enqueues, or records, collectives in their order, the same on every rank but for the addresses, and the sides of messages that this rank has. Where the
-// library has groups they are one, which NCCL carries out together; ErrUnsupported where it has none, if there are messages: ranks that send each other something would wait for each other. The
-// caller keeps calls until it returns.
+// library has groups they are one, which NCCL carries out together. The caller keeps calls until it returns.
 func (c *Comm) EnqueueAll(stream uintptr, calls []Call) error {
-	f := &c.lib.call
-	groups := f.GroupStart != nil && f.GroupEnd != nil
 	for i := range calls {
 		x := &calls[i]
 		if x.Count < 1 || x.Root < 0 || x.Root >= c.ranks {
@@ -62,11 +59,9 @@ func (c *Comm) EnqueueAll(stream uintptr, calls []Call) error {
 		if err := c.lib.Has(x.What); err != nil {
 			return err
 		}
-		if x.What.IsMessage() && !groups {
-			return c.lib.Require(groupStart, groupEnd)
-		}
 	}
-	grouped := groups && len(calls) > 1
+	f := &c.lib.call
+	grouped := f.GroupStart != nil && f.GroupEnd != nil && len(calls) > 1
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	handle := c.Handle()

@@ -33,8 +33,15 @@ func (c Collective) String() string {
 // IsMessage reports whether it is one side of a message, which only its two ranks call, and not a collective.
 func (c Collective) IsMessage() bool { return c == Send || c == Recv }
 
-// Has returns ErrUnsupported if the library lacks a collective, and says which version has it.
+// Has returns ErrUnsupported if the library lacks a collective, and says which version has it. It has messages if it has groups: ranks that send each other something would
+// wait for each other without.
 func (l *Library) Has(c Collective) error {
+	if c.IsMessage() {
+		if f := &l.call; f.Send == nil || f.Recv == nil || f.GroupStart == nil || f.GroupEnd == nil {
+			return l.Require(collectiveSymbols[Send], collectiveSymbols[Recv], groupStart, groupEnd)
+		}
+		return nil
+	}
 	there := true
 	switch f := &l.call; c {
 	case AllReduce:
@@ -49,10 +56,6 @@ func (l *Library) Has(c Collective) error {
 		there = f.ReduceScatter != nil
 	case AllToAll:
 		there = f.AllToAll != nil
-	case Send:
-		there = f.Send != nil
-	case Recv:
-		there = f.Recv != nil
 	}
 	if there {
 		return nil
