@@ -78,6 +78,13 @@ type Watcher interface {
 	Watch(s device.Stream) error
 }
 
+// Asker is a PreparedAllReduce whose runs wait for other ranks for as long as nobody ends them: while they wait, the stream that they are on tells its user nothing.
+type Asker interface {
+	// Ask makes the backend call gaveUp now and then, until the prepared collective is closed: it returns an error when this rank has given up the collective that this one is a part of, and has
+	// called Failer.Fail then. It does not wait, and calls nothing of the device.
+	Ask(gaveUp func() error)
+}
+
 // Abandoner is a PreparedAllReduce whose runs may be cut off, with results that are wrong.
 type Abandoner interface {
 	// Abandoned is the address, for the device, of a u32 that is 0 until runs are cut off, and is written before what they have enqueued ends.

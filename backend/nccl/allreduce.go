@@ -553,8 +553,13 @@ func (p *reduction) enqueue(stream uintptr, calls []nccl.Call) error {
 	return p.of.comm.EnqueueAll(stream, calls)
 }
 
-// Close has nothing to release: the communicator and the windows stay for the next plan.
-func (p *reduction) Close() error { return nil }
+// Close releases nothing of NCCL: the communicator and the windows stay for the next plan.
+func (p *reduction) Close() error {
+	p.backend.mu.Lock()
+	defer p.backend.mu.Unlock()
+	delete(p.backend.asked, p)
+	return nil
+}
 
 func (b *Backend) allReducers() []*reducer {
 	b.mu.Lock()
@@ -694,6 +699,7 @@ func (b *Backend) watch() {
 				}
 				return
 			case <-tick.C:
+				b.askAll()
 				for _, red := range b.allReducers() {
 					if red.given() != nil {
 						continue
