@@ -32,7 +32,8 @@ type AllReduce struct {
 	// Parts, unless nil, says by rank which part of the group it is in, by the lowest rank there, the same on every rank. A run is then Calls, among the ranks of
 	// each part, and only Name is given besides.
 	Parts []int
-	// Calls is what a run does in parts, at least one, all at once: the same on every rank of a part but for the addresses, and maybe others in other parts.
+	// Calls is what a run does in parts, at least one, all at once: the same collectives on every rank of a part but for the addresses, and maybe others in other
+	// parts, and of messages between two ranks of a part its side on each.
 	Calls []Call
 	// Beside says that runs are enqueued on a stream that nobody asks for failures: those that Watch names tell. Only with Parts.
 	Beside bool
@@ -40,15 +41,17 @@ type AllReduce struct {
 	DType, Op string
 }
 
-// Call is a collective of a library among the ranks of one part of a group.
+// Call is a collective of a library among the ranks of one part of a group, or one side of a message between two of them.
 type Call struct {
-	// Collective is what AllReduce.Collective is, but no barrier.
+	// Collective is what AllReduce.Collective is, but no barrier; or "send" or "receive". The n-th message that a rank sends to another is the n-th that this one receives from it. No message waits for
+	// another of the same Calls.
 	Collective string
-	// In and Out are addresses in memory of the device, which stays until the prepared collective is closed. They may be one where the library allows that.
+	// In and Out are addresses in memory of the device, which stays until the prepared collective is closed. They may be one where the library allows that. A send has In, and what
+	// is received goes to Out.
 	In, Out device.Ptr
 	// Count is the number of elements, at least 1, counted as AllReduce.Count is.
 	Count int64
-	// Root is the rank of a broadcast or reduce, by its number in the group. It is in the part.
+	// Root is the rank of a broadcast or reduce, or the other rank of a message, by its number in the group. It is in the part.
 	Root int
 	// DType and Op are as in AllReduce.
 	DType, Op string
@@ -73,6 +76,13 @@ type PreparedAllReduce interface {
 type Watcher interface {
 	// Watch makes s, which waits for a run on another stream, tell of its failure. Where s is capturing, the streams on which the graph is launched do.
 	Watch(s device.Stream) error
+}
+
+// Asker is a PreparedAllReduce whose runs wait for other ranks for as long as nobody ends them: while they wait, the stream that they are on tells its user nothing.
+type Asker interface {
+	// Ask makes the backend call gaveUp now and then, until the prepared collective is closed: it returns an error when this rank has given up the collective that this one is a part of, and has
+	// called Failer.Fail then. It does not wait, and calls nothing of the device.
+	Ask(gaveUp func() error)
 }
 
 // Abandoner is a PreparedAllReduce whose runs may be cut off, with results that are wrong.

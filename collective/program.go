@@ -150,6 +150,7 @@ type programWork struct {
 	ended   device.Event // the last run that was not recorded; nil without steps
 	running atomic.Bool  // a host function of it is at work
 
+	asks   bool               // launches ask whether a kernel has given up
 	copies *memory.WorkCopies // nil if no step needs them
 	failed *uint32            // in memory that kernels read: not 0 once the plan has failed where the CPU sends and waits; nil if no step looks at it
 }
@@ -209,6 +210,7 @@ func (f *programForm) prepare(ctx context.Context, a *Addresses) (_ work, err er
 	}
 	w.guard()
 	w.enclose()
+	w.askers()
 	return w, nil
 }
 
@@ -431,7 +433,7 @@ func (b *Builder) Kernel(k *Kernel) {
 	if b.err != nil {
 		return
 	}
-	l, err := b.prepareKernel(k)
+	l, err := b.prepareKernel(k, b.plan.held.fault)
 	if err != nil {
 		b.fail(err)
 		return
@@ -440,7 +442,8 @@ func (b *Builder) Kernel(k *Kernel) {
 	b.add(step{kind: stepLaunch, launch: l})
 }
 
-func (b *Builder) prepareKernel(k *Kernel) (device.PreparedLaunch, error) {
+// prepareKernel prepares a kernel whose stream tells of what it writes to the fault word, if that is not nil.
+func (b *Builder) prepareKernel(k *Kernel, fault device.FaultWord) (device.PreparedLaunch, error) {
 	if k == nil {
 		return nil, errs.Invalid("Builder.Kernel", "k", nil, "a kernel")
 	}
@@ -473,7 +476,7 @@ func (b *Builder) prepareKernel(k *Kernel) (device.PreparedLaunch, error) {
 	}
 	return fn.Prepare(device.Launch{
 		Grid: [3]uint32{uint32(blocks)}, Block: [3]uint32{uint32(threads)}, SharedBytes: uint32(k.SharedBytes), Params: params, Overlap: k.Overlap,
-		Fault: p.held.fault,
+		Fault: fault,
 	})
 }
 

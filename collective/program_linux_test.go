@@ -357,6 +357,14 @@ func TestWrongPrograms(t *testing.T) {
 		{"among twice", collective.Program{Among: []int{0, 0, 1, 1}, Build: build}, errs.ErrInvalid, "Program.Among"},
 		{"among backwards", collective.Program{Among: []int{1, 0}, Build: build}, errs.ErrInvalid, "Program.Among"},
 		{"among others", collective.Program{Among: []int{0, 1, 2}, Build: build}, errs.ErrInvalid, "Program.Among"},
+		{"join in time, no kernels", collective.Program{Build: func(_ context.Context, b *collective.Builder) error {
+			b.JoinInTime(func() error { return nil })
+			return nil
+		}}, errs.ErrInvalid, "Kernels is none"},
+		{"join in time, no error", collective.Program{Build: func(_ context.Context, b *collective.Builder) error {
+			b.JoinInTime(nil)
+			return nil
+		}}, errs.ErrInvalid, "why"},
 		{"build fails", collective.Program{Build: func(context.Context, *collective.Builder) error { return errs.ErrUnavailable }}, errs.ErrUnavailable, "preparing wrong"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

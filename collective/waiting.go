@@ -246,6 +246,82 @@ func (b *Builder) StopIfFailed() {
 	b.stopIf("Builder.StopIfFailed", b.stop, b.work.plan.Err)
 }
 
+// JoinInTime is Join for a lane that waits for other ranks without a bound, as a library's launches do: where it has not come to here when the plan's stream has waited for as long as kernels
+// wait for peers, the plan gives up as where one of its kernels has; why is its error then. Launches of the program that have a method Ask(func() error), as those of libraries, are told
+// of that whatever the streams are at, and end what they wait for. In a program that has Kernels; without a lane it is nothing.
+func (b *Builder) JoinInTime(why func() error) {
+	const call = "Builder.JoinInTime"
+	switch {
+	case b.err != nil:
+		return
+	case why == nil:
+		b.fail(errs.Invalid(call, "why", nil, "a function"))
+		return
+	case len(b.work.waits) == 0:
+		b.fail(errs.Invalid(call, "Kernels", "none", "some that wait for peers"))
+		return
+	case b.work.lane == nil:
+		return
+	}
+	// The two streams are the ranks of a barrier, in memory of this rank alone. The plan's is enqueued first: where the streams share a queue, it may not come behind one that the
+	// lane holds up.
+	const plan, lane, streams = 0, 1, 2
+	meet := ptx.Meet(false)
+	image, err := ptx.Image(meet.File)
+	if err != nil {
+		b.fail(err)
+		return
+	}
+	var records [streams]uint64
+	for i := range records {
+		records[i] = uint64(b.Upload(make([]byte, ptx.ControlBytes(1, streams))))
+	}
+	for rank, kind := range []stepKind{plan: stepLaunch, lane: stepBeside} {
+		k := &Kernel{
+			Image: image, Function: meet.Name, Overlap: meet.Overlap, Blocks: 1, Threads: 32,
+			Params: func(at *Addresses) []any {
+				c := at.Comm()
+				c.Rank, c.World, c.Table, c.Workspace = uint32(rank), streams, 0, [ptx.Inline]uint64{plan: records[plan], lane: records[lane]}
+				if rank == lane {
+					c.Timeout = math.MaxInt64 // the plan's stream comes, or gives up, in time
+				}
+				return []any{c}
+			},
+			Fault: func(f ptx.Fault) error {
+				if f.Kernel != ptx.FaultMeet || f.Why != ptx.FaultTimeout {
+					return nil
+				}
+				return why()
+			},
+		}
+		fault := b.plan.held.fault
+		if rank == lane {
+			fault = nil // nobody asks the lane
+		}
+		l, err := b.prepareKernel(k, fault)
+		if err != nil {
+			b.fail(err)
+			return
+		}
+		b.explains(k)
+		b.add(step{kind: kind, launch: l})
+	}
+	b.work.asks = true
+	b.Join()
+}
+
+// asker is a launch that asks, as long as it is not closed, whether a kernel of the plan has given up.
+type asker interface{ Ask(gaveUp func() error) }
+
+// askers makes launches ask, where the lane has to come in time.
+func (w *programWork) askers() {
+	for _, s := range w.steps {
+		if a, ok := s.launch.(asker); ok && w.asks {
+			a.Ask(w.gaveUp)
+		}
+	}
+}
+
 // stopBytes is the size of what StopIfFailed looks at.
 const stopBytes = 8
 

@@ -9,7 +9,7 @@ import (
 // islandCollectives are the constructors that have the form Hierarchical, on the host device.
 var islandCollectives = []string{"NewAllGather", "NewAllToAll", "NewBroadcast", "NewReduce", "NewReduceScatter"}
 
-// islandBackends are the backends of this module whose memory of GPUs has the form Hierarchical between islands: by NCCL's collectives, or by puts.
+// islandBackends are the backends of this module whose memory of GPUs has the form Hierarchical between islands: by NCCL's collectives and messages, or by puts.
 var islandBackends = []string{NCCL.Backend(), "nixl"}
 
 // Forms lists the forms that a constructor of this package, "NewAllReduce" or another, can be asked for on a kind of device, with memory of a backend, each once: those of
@@ -20,15 +20,15 @@ func Forms(constructor string, kind device.Kind, backend string) []Algorithm {
 	if constructor == "NewAllReduce" {
 		all = append(Algorithms(kind), LibraryAlgorithms(backend)...)
 	}
-	if kind == device.CUDA && slices.Contains(islandBackends, backend) && hasRails(constructor, backend) {
+	if kind == device.CUDA && slices.Contains(islandBackends, backend) && hasRails(constructor) {
 		all = append(all, Hierarchical)
 	}
 	return all
 }
 
-// hasRails reports whether a constructor has the form Hierarchical between islands of GPUs, on memory of a backend that has it at all: an all-to-all goes by puts.
-func hasRails(constructor, backend string) bool {
-	return constructor == "NewAllReduce" || slices.Contains(islandCollectives, constructor) && (constructor != "NewAllToAll" || backend != NCCL.Backend())
+// hasRails reports whether a constructor has the form Hierarchical between islands of GPUs, on memory of a backend that has it at all.
+func hasRails(constructor string) bool {
+	return constructor == "NewAllReduce" || slices.Contains(islandCollectives, constructor)
 }
 
 // CollectiveAlgorithms lists the forms that a constructor of this package other than NewAllReduce, such as "NewBroadcast", has for a kind of device: by

@@ -117,7 +117,7 @@ func TestForms(t *testing.T) {
 				require.Equal(t, constructor == "NewNothing", len(own) == 0, "%s on %s", constructor, kind)
 				rails := constructor == "NewAllReduce" || slices.Contains(islandCollectives, constructor)
 				if kind == device.CUDA {
-					want := rails && (backend == "nixl" || backend == "nccl" && constructor != "NewAllToAll")
+					want := rails && (backend == "nixl" || backend == "nccl")
 					require.Equal(t, want, slices.Contains(forms, Hierarchical), "%s, backend %s", constructor, backend)
 				}
 			}

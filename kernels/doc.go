@@ -33,15 +33,16 @@
 // island has summed up is rounded to the dtype. Of two islands the order is theirs, and reduce and reduce-scatter have the bits of the all-reduce; of more it is NCCL's, which states
 // none, but every rank of an all-reduce has the same bits; and what becomes of a NaN in min and max is NCCL's. Averages are those of the islands' averages, of floats, and want islands of as many ranks. NCCL's own collectives know hosts and
 // links too, and nobody has measured which are faster: so Auto takes those, and this form comes by its name; but for an all-gather and a reduce-scatter of shares that are not of one length,
-// which NCCL has not: there Auto takes it unless Transfers can be had.
+// which NCCL has not: there Auto takes it unless Transfers can be had. An all-to-all has the form there too: what is for the own island a kernel loads, and what is for others goes as between islands of
+// CPUs (below), by NCCL's sends and receives, all of a lap in one group; long blocks go straight beside that kernel. They end after the kernel timeout, also where a whole island does not come.
 //
 // NCCL tells what the ranks enqueue on a communicator apart by its order alone, and all plans of a form that it carries out, NCCL, NCCLSymmetric or this one between GPUs on memory of backend
 // nccl, have one communicator. So every rank enqueues the runs of these plans, and launches the graphs that hold them, in the same order, on whatever streams and from whatever goroutines. In another
 // order a run gets what belongs to another plan's, without an error, or waits until its kernel timeout. All other plans may be enqueued in another order on each rank.
 //
 // On memory of backend nixl puts go between islands of GPUs in NCCL's place, and a kernel combines what has come: the order is that of the islands for any number of them, alike in
-// all-reduce, reduce and reduce-scatter. Dtypes, operations and averages are those that it has with NCCL. There an all-to-all has the form too: what is for the own island a kernel loads, and what is
-// for others goes as between islands of CPUs (below), but straight beside that kernel where blocks are long. Nobody has measured any of it, so that it comes by its name only, and Auto takes Transfers.
+// all-reduce, reduce and reduce-scatter. Dtypes, operations and averages are those that it has with NCCL, and an all-to-all goes likewise. Nobody has measured any of it, so that it comes by its name
+// only, and Auto takes Transfers.
 //
 // Between islands of CPUs all-gather, broadcast, reduce and reduce-scatter have the form too. What a rank brings to all it stores to the outputs of its island, and puts to one rank of each other island, which
 // stores it there; a broadcast is brought by the ranks of root's island, a shard each. What a rank gets reduced, one rank of each other island sums up there and puts to it. The bits are

@@ -63,6 +63,13 @@ func (l libraryLaunch) Fail(err error) {
 	}
 }
 
+// Ask makes the backend ask whether this rank has given up while the run waits for other ranks.
+func (l libraryLaunch) Ask(gaveUp func() error) {
+	if a, ok := l.reduce.(interface{ Ask(gaveUp func() error) }); ok {
+		a.Ask(gaveUp)
+	}
+}
+
 // watchLaunch makes the plan's stream tell of a library's run that has gone beside it. It comes before the run and behind it.
 type watchLaunch struct{ of libraryLaunch }
 

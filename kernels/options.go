@@ -299,7 +299,7 @@ func (m *maker) choose(f collectiveForm) error {
 	have := f.algorithms(kind)
 	all := append(append([]Algorithm{Auto}, have...), Transfers)
 	all = append(all, LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
-	if name := m.in.Memory().Backend().Name(); kind == device.CUDA && (name == NCCL.Backend() || m.in.Memory().MovesBetweenIslands()) && hasRails(m.call, name) {
+	if name := m.in.Memory().Backend().Name(); kind == device.CUDA && (name == NCCL.Backend() || m.in.Memory().MovesBetweenIslands()) && hasRails(m.call) {
 		all = append(all, Hierarchical)
 	}
 	if !asked.known() {

@@ -16,7 +16,7 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// On GPUs, Hierarchical is kernels inside islands and NCCL's collectives, or puts (rails_puts.go), between them. What an island brings or gets is cut into as many shards as the smallest
+// On GPUs, Hierarchical is kernels inside islands and NCCL's collectives, or puts (rails_puts.go), between them; of an all-to-all NCCL's sends and receives (rails_exchange.go). What an island brings or gets is cut into as many shards as the smallest
 // island has ranks, and the n-th ranks of all islands are a rail, which has the n-th shards. A shard goes in laps, and a lap is four launches:
 //
 //	enter  each rank of a rail makes its part from what its island has: the combination of the island's inputs, or what it is to pass on
@@ -64,8 +64,9 @@ type railForm struct {
 	moved      int64 // bytes that a rank loads in a lap, or more
 	own, rooms int   // how many rooms of a lap there are in the workspace for what is this rank's, and in all
 
-	moves railMoves
-	puts  *railPuts // what carries parts over rails in NCCL's place, or nil
+	moves    railMoves
+	puts     *railPuts     // what carries parts over rails in NCCL's place, or nil
+	exchange *railExchange // how blocks are exchanged, of an all-to-all
 }
 
 // railMoves is what one collective does in a lap. Nil is nothing.
@@ -322,7 +323,7 @@ func (f *railForm) spec(s *collective.Spec) {
 	s.Parameters += fmt.Sprintf(", islands %v, laps of %d bytes of shards of %d", f.islands, f.lap, f.most)
 	s.Program = &collective.Program{
 		Among: f.islands[f.island],
-		Lane:  f.crosses() && (f.laps > 1 || f.puts.goesStraight()),
+		Lane:  f.lane(),
 		Build: func(ctx context.Context, b *collective.Builder) error { return f.build(ctx, b, sum) },
 	}
 	if f.puts != nil {
@@ -351,9 +352,18 @@ func (f *railForm) spec(s *collective.Spec) {
 func entersLap(lap int) int { return 2 * lap }
 func leavesLap(lap int) int { return 2*lap + 1 }
 
+// lane reports whether rails go on a stream beside the kernels. NCCL's messages do, which nothing else bounds: all ranks of an island may wait for one and the same of another one, and none of them for
+// another in a kernel.
+func (f *railForm) lane() bool {
+	return f.crosses() && (f.laps > 1 || f.goesStraight() || f.exchange != nil && f.puts == nil)
+}
+
 // parts says by rank which rail it is on, by the lowest rank there. Ranks behind the last rail are alone.
 func (f *railForm) parts() []int {
-	parts := make([]int, f.in.WorldSize())
+	if f.exchange != nil {
+		return f.exchangeParts()
+	}
+	parts := make([]int, len(slices.Concat(f.islands...)))
 	for place := range f.rails {
 		var rail []int
 		for _, ranks := range f.islands {
@@ -395,14 +405,14 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 		calls := append(f.moves.calls(lap, own), memory.LibraryCall{
 			In: b.Dead(), Out: heard.Add(4 * int64(lap)), Count: 1, DType: tensor.Uint32.String(), Op: Max.String(),
 		})
-		rail, err := f.in.Memory().PrepareCollective(ctx, memory.Place{}, memory.Place{}, 0, 0, memory.LibraryCollective{Name: NCCL.String(), Parts: f.parts(), Calls: calls, Beside: f.laps > 1})
+		rail, err := f.in.Memory().PrepareCollective(ctx, memory.Place{}, memory.Place{}, 0, 0, memory.LibraryCollective{Name: NCCL.String(), Parts: f.parts(), Calls: calls, Beside: f.lane()})
 		if err != nil {
 			return err
 		}
 		rails[lap] = libraryLaunch{rail}
 	}
 	watch := func(lap int) {
-		if f.laps > 1 {
+		if f.lane() {
 			b.Launch(watchLaunch{rails[lap]})
 		}
 	}
@@ -411,13 +421,22 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 		b.Fork()
 		b.LaunchBeside(rails[lap])
 	}
-	enter(0)
-	send(0)
+	if f.goesStraight() {
+		send(0) // it takes nothing of what enters
+		enter(0)
+	} else {
+		enter(0)
+		send(0)
+	}
 	if f.laps > 1 {
 		enter(1)
 	}
 	for lap := range f.laps {
-		b.Join()
+		if f.exchange != nil {
+			b.JoinInTime(f.late)
+		} else {
+			b.Join()
+		}
 		watch(lap)
 		if lap+1 < f.laps {
 			send(lap + 1)
@@ -450,18 +469,31 @@ func (f *railForm) told() error {
 	if err := f.in.Memory().Group().Err(); err != nil {
 		return err
 	}
+	return fmt.Errorf("%s of another island has given up, since a rank of that island did not come in %v, or NCCL was ended: %w", f.onRail(),
+		f.in.Memory().KernelTimeout(), os.ErrDeadlineExceeded)
+}
+
+// late is the error of a run that was given up because nothing came of a rail.
+func (f *railForm) late() error {
+	if err := f.in.Memory().Group().Err(); err != nil {
+		return err
+	}
+	return fmt.Errorf("%s of another island, with which NCCL exchanges blocks, did not come in %v: %w", f.onRail(), f.in.Memory().KernelTimeout(), os.ErrDeadlineExceeded)
+}
+
+// onRail names the ranks of other islands that are on the rail of this one.
+func (f *railForm) onRail() string {
 	var rail []int
-	if f.owns() {
-		for _, i := range f.otherIslands() {
-			rail = append(rail, f.islands[i][f.local])
+	parts, rank := f.parts(), f.islands[f.island][f.local]
+	for r, part := range parts {
+		if part == parts[rank] && !slices.Contains(f.islands[f.island], r) {
+			rail = append(rail, r)
 		}
 	}
-	who := "a rank"
-	if len(rail) > 0 { // else it is behind the last one
-		who = "rank " + errs.FoldRanks(rail, " or ")
+	if len(rail) == 0 { // it is behind the last one
+		return "a rank"
 	}
-	return fmt.Errorf("%s of another island has given up, since a rank of that island did not come in %v, or NCCL was ended: %w", who,
-		f.in.Memory().KernelTimeout(), os.ErrDeadlineExceeded)
+	return "rank " + errs.FoldRanks(rail, " or ")
 }
 
 // railKernel is the kernel that combines inputs of an island.

@@ -2,16 +2,22 @@ package kernels
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
 )
 
-// An all-to-all over rails, by puts. Inside islands each rank loads what is for it. Between islands, short blocks go as in an exchange of islands of CPUs (hierarchical_exchange.go): what the ranks of
+// An all-to-all over rails. Inside islands each rank loads what is for it. Between islands, short blocks go as in an exchange of islands of CPUs (hierarchical_exchange.go): what the ranks of
 // an island have for one rank of another one, one of them loads into its workspace, from their inputs, and puts to that rank's workspace as one pack, from where that one takes it to its
 // output. Whoever has taken a pack says that there is room for the next one. Long blocks go straight to the outputs, each by a put of its own, when all these ranks have said that
 // theirs may be written; meanwhile the island's own are loaded.
+//
+// NCCL's sends and receives take the place of puts, all of a lap in one group, among the ranks that packs link, or, of blocks that go straight, all. Nobody says then that there is room, or that an
+// output may be written: a rank's memory is written when its own stream has come to the group.
 //
 // Packs go in laps only where their rooms would be too large, which takes hundreds of ranks.
 
@@ -36,22 +42,24 @@ func (a *allToAll) byRails(s *collective.Spec) {
 	}
 	x := &railExchange{block: a.blockBytes(), straight: !a.packs() || !severalIslands(f.islands)}
 	f.exchanges(x)
-	if f.puts != nil {
-		f.puts.exchange = x
-		if !x.straight {
-			s.Workspace = int64(min(f.laps, railSlots)) * int64(f.rooms) * f.lap
-		}
+	if !x.straight {
+		s.Workspace = int64(min(f.laps, railSlots)) * int64(f.rooms) * f.lap
 	}
 	s.Parameters += fmt.Sprintf(", straight %t", x.straight)
 	f.moves = railMoves{
 		loads:  func(at *collective.Addresses, lap int) []ptx.Piece { return f.exchanged(x, at, lap) },
+		calls:  func(lap int, own device.Ptr) []memory.LibraryCall { return f.messages(x, own, lap) },
 		leaves: func(at *collective.Addresses, lap int) []ptx.Piece { return f.unpacked(x, at.Workspace(f.local), lap) },
 	}
 	f.spec(s)
 }
 
+// goesStraight reports whether blocks are exchanged straight between inputs and outputs.
+func (f *railForm) goesStraight() bool { return f.exchange != nil && f.exchange.straight }
+
 // exchanges makes rails those of an exchange: every rank brings something, and laps are of blocks.
 func (f *railForm) exchanges(x *railExchange) {
+	f.exchange = x
 	f.islandPlace = newIslandPlace(f.islands[f.island][f.local], f.islands, false)
 	size := 0
 	for _, ranks := range f.islands {
@@ -85,6 +93,11 @@ func (f *railForm) slotAt(x *railExchange, lap, island int) int64 {
 		room += len(ranks)
 	}
 	return f.roomAt(lap, room)
+}
+
+// packBytes is the size of a lap of a pack of what an island has for one rank.
+func (f *railForm) packBytes(x *railExchange, lap, island int) int64 {
+	return int64(len(f.islands[island])-1)*f.lap + f.part(x, 0, lap).bytes()
 }
 
 // exchanged is what this rank loads from its island: what is for it, to its output, and what goes into packs.
@@ -128,7 +141,7 @@ func (f *railForm) sent(x *railExchange, own device.Ptr, lap int) (all []collect
 		for index, t := range f.carriesFor() {
 			all = append(all, collective.Put{
 				Peer: t.rank, Tensor: collective.ToWorkspace, Offset: f.slotAt(x, lap, f.island), Local: own.Add(f.packAt(lap, index)),
-				Bytes: int64(len(ranks)-1)*f.lap + f.part(x, 0, lap).bytes(),
+				Bytes: f.packBytes(x, lap, f.island),
 			})
 		}
 		return all
@@ -138,6 +151,49 @@ func (f *railForm) sent(x *railExchange, own device.Ptr, lap int) (all []collect
 		all = append(all, collective.Put{Peer: r, Tensor: f.specOut, Offset: to.lo, Local: f.in.Ptr().Add(f.part(x, r, lap).lo), Bytes: to.bytes()})
 	}
 	return all
+}
+
+// messages is what NCCL sends and receives of a lap: what other ranks get, and what comes of them in turn.
+func (f *railForm) messages(x *railExchange, own device.Ptr, lap int) (all []memory.LibraryCall) {
+	message := func(what string, peer int, in, out device.Ptr, bytes int64) {
+		all = append(all, memory.LibraryCall{Collective: what, Root: peer, In: in, Out: out, Count: bytes, DType: tensor.Uint8.String(), Op: Sum.String()})
+	}
+	for _, put := range f.sent(x, own, lap) {
+		message("send", put.Peer, put.Local, 0, put.Bytes)
+	}
+	if x.straight {
+		for _, r := range f.far() {
+			from := f.part(x, r, lap)
+			message("receive", r, 0, f.out.Ptr().Add(from.lo), from.bytes())
+		}
+		return all
+	}
+	for _, island := range f.otherIslands() {
+		message("receive", f.carrier(island), 0, own.Add(f.slotAt(x, lap, island)), f.packBytes(x, lap, island))
+	}
+	return all
+}
+
+// exchangeParts says by rank with which others it exchanges blocks, directly or by way of others, by the lowest of them.
+func (f *railForm) exchangeParts() []int {
+	parts := make([]int, len(slices.Concat(f.islands...)))
+	if f.exchange.straight {
+		return parts // all with all
+	}
+	for r := range parts {
+		parts[r] = r
+	}
+	for r := range parts {
+		for _, other := range newIslandPlace(r, f.islands, false).links() {
+			first, last := min(parts[r], parts[other]), max(parts[r], parts[other])
+			for k, part := range parts {
+				if part == last {
+					parts[k] = first
+				}
+			}
+		}
+	}
+	return parts
 }
 
 // far is the ranks of other islands, those of the next one first; where others have as many, each rank begins with another one.

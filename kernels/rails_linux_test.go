@@ -96,12 +96,7 @@ func TestRailCollectives(t *testing.T) {
 // everyRail runs every collective over rails: in one lap, or, where laps are short, in several.
 func everyRail(ctx context.Context, m *memory.Memory, hosts [][]int) (err error) {
 	size := m.Group().Size()
-	everyCollective(size, func(what string) []Algorithm {
-		if what == "all-to-all" && m.Backend().Name() == NCCL.Backend() {
-			return nil
-		}
-		return []Algorithm{Hierarchical}
-	}, func(c collectiveTest) {
+	everyCollective(size, func(string) []Algorithm { return []Algorithm{Hierarchical} }, func(c collectiveTest) {
 		if c.combines() {
 			c.dtype = map[tensor.DType]tensor.DType{tensor.Float64: tensor.Float32, tensor.Uint16: tensor.Int32}[c.dtype]
 			if c.dtype == 0 {
@@ -202,9 +197,52 @@ func railPlan(ctx context.Context, m *memory.Memory, what string) (plans map[str
 	return plans, closeAll, s, p, err
 }
 
-// eachRail runs f with each collective over rails, in one lap and in several.
+// straightBlocks makes all blocks go straight to where they are to be, for a test.
+func straightBlocks(t *testing.T) {
+	most := hierarchicalPackBytes
+	t.Cleanup(func() { hierarchicalPackBytes = most })
+	hierarchicalPackBytes = 0
+}
+
+// everyBlock runs the all-to-alls of every collective.
+func everyBlock(ctx context.Context, m *memory.Memory) (err error) {
+	everyCollective(m.Group().Size(), func(what string) []Algorithm {
+		if what != "all-to-all" {
+			return nil
+		}
+		return []Algorithm{Hierarchical}
+	}, func(c collectiveTest) {
+		if err == nil {
+			if err = c.run(ctx, m, 0x5a); err != nil {
+				err = fmt.Errorf("%+v: %w", c, err)
+			}
+		}
+	})
+	return err
+}
+
+// TestRailBlocks: an all-to-all whose blocks go straight to the outputs gives what it states, as [TestRailCollectives] has it of packs.
+func TestRailBlocks(t *testing.T) {
+	straightBlocks(t)
+	for i, hosts := range railHosts {
+		if (testing.Short() || !fullMatrix) && i%3 > 0 {
+			continue // the short form has hosts of two ranks, of four, and of three and two
+		}
+		t.Run(fmt.Sprint(hosts), func(t *testing.T) {
+			backendtest.RequireAll(t, onGPUHosts(t, hosts, uint64(i+1), 2*time.Minute, nil, func(ctx context.Context, _ *group.Group, m *memory.Memory) error {
+				return everyBlock(ctx, m)
+			}))
+		})
+	}
+}
+
+// eachRail runs f with each collective over rails, in one lap and in several, and with an all-to-all that goes straight.
 func eachRail(t *testing.T, f func(t *testing.T, what string)) {
-	for _, what := range []string{"all-reduce", "broadcast", "reduce", "reduce-scatter", "all-gather"} {
+	t.Run("all-to-all/straight", func(t *testing.T) {
+		straightBlocks(t)
+		f(t, "all-to-all")
+	})
+	for _, what := range []string{"all-reduce", "broadcast", "reduce", "reduce-scatter", "all-gather", "all-to-all"} {
 		for _, lap := range []int64{1 << 20, 1 << 10} {
 			t.Run(fmt.Sprintf("%s/laps of %d", what, lap), func(t *testing.T) {
 				shortRails(t, lap)
@@ -232,6 +270,13 @@ func TestRailsLateRank(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestRailsLateHost: of an all-to-all also ranks all of which wait in NCCL, for a host that does not come, wait no longer than kernels do.
+func TestRailsLateHost(t *testing.T) {
+	backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0}, {1}}, 1, 500*time.Millisecond, nil, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+		return lateRail(ctx, g, m, "all-to-all", 1, false)
+	}))
 }
 
 // lateRail is one rank of a test in which one is late. If what was put to it before is all that it needs, its own run may give its result, and then the next one fails.
@@ -309,6 +354,12 @@ func heldGroups(f *ncclib.Functions, wordAtOnce bool, end func(all func() ncclib
 	}
 	f.ReduceScatter = func(in, out uint64, n uintptr, d ncclib.DataType, op ncclib.Op, c ncclib.CommHandle, s uintptr) ncclib.Result {
 		return later(func() ncclib.Result { return own.ReduceScatter(in, out, n, d, op, c, s) })
+	}
+	f.Send = func(p uint64, n uintptr, d ncclib.DataType, peer int32, c ncclib.CommHandle, s uintptr) ncclib.Result {
+		return later(func() ncclib.Result { return own.Send(p, n, d, peer, c, s) })
+	}
+	f.Recv = func(p uint64, n uintptr, d ncclib.DataType, peer int32, c ncclib.CommHandle, s uintptr) ncclib.Result {
+		return later(func() ncclib.Result { return own.Recv(p, n, d, peer, c, s) })
 	}
 	f.GroupEnd = func() ncclib.Result {
 		mu.Lock()
@@ -514,8 +565,15 @@ func TestRailsByAuto(t *testing.T) {
 			{"averages of integers", 0, errs.ErrUnsupported, func() (*Plan, error) {
 				return NewReduce(ctx, part(tensor.Int32, 0, 59), part(tensor.Int32, 100, 59), Avg, 1, &Options{Algorithm: Hierarchical})
 			}},
-			{"all-to-all", 0, errs.ErrUnsupported, func() (*Plan, error) {
-				return NewAllToAll(ctx, part(f32, 0, 60), part(f32, 100, 60), &Options{Algorithm: Hierarchical})
+			{"all-to-all", NCCL, nil, func() (*Plan, error) { return NewAllToAll(ctx, part(u16, 0, 60), part(u16, 100, 60), nil) }},
+			{"all-to-all by name", Hierarchical, nil, func() (*Plan, error) {
+				return NewAllToAll(ctx, part(u16, 0, 60), part(u16, 100, 60), &Options{Algorithm: Hierarchical})
+			}},
+			{"all-to-all of what is not even", 0, errs.ErrInvalid, func() (*Plan, error) {
+				return NewAllToAll(ctx, part(f32, 0, 59), part(f32, 100, 59), &Options{Algorithm: Hierarchical})
+			}},
+			{"all-to-all in one place", 0, errs.ErrInvalid, func() (*Plan, error) {
+				return NewAllToAll(ctx, part(f32, 0, 60), part(f32, 30, 60), &Options{Algorithm: Hierarchical})
 			}},
 			{"broadcast", NCCL, nil, func() (*Plan, error) { return NewBroadcast(ctx, part(f32, 0, 59), 1, nil) }},
 			{"reduce", NCCL, nil, func() (*Plan, error) { return NewReduce(ctx, part(f32, 0, 59), part(f32, 100, 59), Sum, 1, nil) }},

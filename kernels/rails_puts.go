@@ -19,7 +19,7 @@ const (
 	railReady        // what only moves: the output may be written; what is combined: rooms are free again, a signal for each of railSlots
 )
 
-// railPuts is what a collective puts on its rails. Either what it combines is set, or what it passes on, or how it exchanges blocks.
+// railPuts is what a collective puts on its rails. Either what it combines is set, or what it passes on, or neither, where blocks are exchanged.
 type railPuts struct {
 	// brings is which of the own rooms is put to the rank of the rail on an island, and how many bytes there are; 0 for one that gets none.
 	brings func(lap, island int) (room int, bytes int64)
@@ -28,19 +28,14 @@ type railPuts struct {
 
 	// passes is the ranges of the output which the rank of the rail on an island puts to the others.
 	passes func(lap, island int) []stretch
-
-	exchange *railExchange
 }
 
-// goesStraight reports whether blocks are exchanged straight between inputs and outputs; p may be nil.
-func (p *railPuts) goesStraight() bool { return p != nil && p.exchange != nil && p.exchange.straight }
-
 // toRooms reports whether what is put goes to rooms in the workspace.
-func (p *railPuts) toRooms() bool { return p.passes == nil && !p.goesStraight() }
+func (f *railForm) toRooms() bool { return f.puts.passes == nil && !f.goesStraight() }
 
 // partners is the ranks that this one exchanges signals with; not nil.
 func (f *railForm) partners() []int {
-	if f.puts.goesStraight() {
+	if f.goesStraight() {
 		return f.far()
 	}
 	return f.links()
@@ -54,7 +49,7 @@ func (f *railForm) roomOf(owner, writer int) int {
 // signals makes the program have the signals of the rails.
 func (f *railForm) signals(g *collective.Program) {
 	g.Signals = railReady + 1
-	if f.puts.toRooms() {
+	if f.toRooms() {
 		g.Granted = min(f.laps, railSlots) // there is room for the first laps
 		g.Signals = railReady + g.Granted
 	}
@@ -76,7 +71,7 @@ func (f *railForm) turns(lap int) int {
 
 // turn is the puts of one turn.
 func (f *railForm) turn(b *collective.Builder, lap, turn int) (all []collective.Put) {
-	if x := f.puts.exchange; x != nil {
+	if x := f.exchange; x != nil {
 		return f.sent(x, b.Workspace(b.Rank()), lap)
 	}
 	for _, i := range f.otherIslands() {
@@ -128,11 +123,11 @@ type railSteps interface {
 // buildByPuts adds the steps of a run. While a lap is on its rail, the next one enters, and the one before leaves. What a lap has in the workspace is overwritten by that of two laps later: here
 // when it was sent, combined, and loaded by the island, and there when it was combined there, or, of an exchange, loaded. The last wait is the plan's stream's, whose user looks for errors.
 func (f *railForm) buildByPuts(s railSteps) {
-	if f.puts.goesStraight() {
+	if f.goesStraight() {
 		f.buildStraight(s)
 		return
 	}
-	rooms := f.puts.toRooms()
+	rooms := f.toRooms()
 	send := func(lap int) {
 		s.fork()
 		if rooms {
@@ -161,14 +156,14 @@ func (f *railForm) buildByPuts(s railSteps) {
 			send(lap + 1)
 		}
 		s.combine(lap)
-		if f.puts.exchange != nil {
+		if f.exchange != nil {
 			s.leave(lap) // which empties the rooms
 		}
 		if rooms {
 			s.fork()
 			s.signal(railReady + lap%railSlots)
 		}
-		if f.puts.exchange == nil {
+		if f.exchange == nil {
 			s.leave(lap)
 		}
 		if lap+2 < f.laps {

@@ -142,29 +142,6 @@ func TestRailPutCollectives(t *testing.T) {
 	}
 }
 
-// straightBlocks makes all blocks go straight to where they are to be, for a test.
-func straightBlocks(t *testing.T) {
-	most := hierarchicalPackBytes
-	t.Cleanup(func() { hierarchicalPackBytes = most })
-	hierarchicalPackBytes = 0
-}
-
-// eachPutRail is eachRail with what goes over rails by puts only: an all-to-all, in packs and straight.
-func eachPutRail(t *testing.T, f func(t *testing.T, what string)) {
-	eachRail(t, f)
-	for _, lap := range []int64{1 << 20, 1 << 10} {
-		t.Run(fmt.Sprintf("all-to-all/laps of %d", lap), func(t *testing.T) {
-			shortRails(t, lap)
-			f(t, "all-to-all")
-		})
-	}
-	t.Run("all-to-all/straight", func(t *testing.T) {
-		shortRails(t, 1<<10)
-		straightBlocks(t)
-		f(t, "all-to-all")
-	})
-}
-
 // TestRailPutBlocks: an all-to-all whose blocks go straight to the outputs gives what it states, as [TestRailPutCollectives] has it of packs.
 func TestRailPutBlocks(t *testing.T) {
 	straightBlocks(t)
@@ -173,18 +150,8 @@ func TestRailPutBlocks(t *testing.T) {
 			continue // the short form has islands of two ranks, of three and one, and of one, one and two
 		}
 		t.Run(fmt.Sprint(islands), func(t *testing.T) {
-			backendtest.RequireAll(t, onWired(t, &wire{islands: islands}, uint64(i+1), 2*time.Minute, func(ctx context.Context, _ *group.Group, m *memory.Memory) (err error) {
-				everyCollective(m.Group().Size(), func(what string) []Algorithm {
-					if what != "all-to-all" {
-						return nil
-					}
-					return []Algorithm{Hierarchical}
-				}, func(c collectiveTest) {
-					if err == nil {
-						err = c.run(ctx, m, 0x5a)
-					}
-				})
-				return err
+			backendtest.RequireAll(t, onWired(t, &wire{islands: islands}, uint64(i+1), 2*time.Minute, func(ctx context.Context, _ *group.Group, m *memory.Memory) error {
+				return everyBlock(ctx, m)
 			}))
 		})
 	}
@@ -226,7 +193,7 @@ func TestRailPutsLateRank(t *testing.T) {
 			continue
 		}
 		t.Run(fmt.Sprintf("%v/%d", c.islands, c.late), func(t *testing.T) {
-			eachPutRail(t, func(t *testing.T, what string) {
+			eachRail(t, func(t *testing.T, what string) {
 				backendtest.RequireAll(t, onWired(t, &wire{islands: c.islands}, 1, 500*time.Millisecond, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 					return lateRail(ctx, g, m, what, c.late, true)
 				}))
@@ -237,7 +204,7 @@ func TestRailPutsLateRank(t *testing.T) {
 
 // TestRailPutsLostRank: a rank that is lost ends the run on every other rank, and is named.
 func TestRailPutsLostRank(t *testing.T) {
-	eachPutRail(t, func(t *testing.T, what string) {
+	eachRail(t, func(t *testing.T, what string) {
 		failed := onWired(t, &wire{islands: [][]int{{0, 1}, {2, 3}}}, 1, time.Minute, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 			return lostRail(ctx, g, m, what)
 		})
@@ -249,7 +216,7 @@ func TestRailPutsLostRank(t *testing.T) {
 // result.
 func TestRailPutsFail(t *testing.T) {
 	failure := errors.New("the wire is cut")
-	eachPutRail(t, func(t *testing.T, what string) {
+	eachRail(t, func(t *testing.T, what string) {
 		fails := 3
 		if what == "broadcast" {
 			fails = 1 // the other rank that puts

@@ -100,8 +100,8 @@ func newRailSimulation(seed uint64, islands [][]int, units int64, what railKind,
 		f := &railForm{islandPlace: newIslandPlace(rank, islands, true), own: 1, rooms: len(islands), puts: &railPuts{}}
 		switch {
 		case s.exchanges():
-			f.puts.exchange = &railExchange{block: block, straight: what == railStraight}
-			f.exchanges(f.puts.exchange)
+			f.exchange = &railExchange{block: block, straight: what == railStraight}
+			f.exchanges(f.exchange)
 		case s.passes:
 			for _, ranks := range islands {
 				var all []stretch
@@ -126,7 +126,7 @@ func newRailSimulation(seed uint64, islands [][]int, units int64, what railKind,
 		for n := range railReady + railSlots {
 			r.came, r.taken = append(r.came, map[int]int{}), append(r.taken, map[int]int{})
 			for peer := range int(size) {
-				if n >= railReady && f.puts.toRooms() {
+				if n >= railReady && f.toRooms() {
 					r.came[n][peer] = 1
 				}
 			}
@@ -311,12 +311,12 @@ func (s *railSimulation) does(rank int, step railStep) bool {
 
 // block is the units of a lap of the block at a number of a tensor.
 func (r *simulatedRail) block(number, lap int) []int64 {
-	return unitsOf([]stretch{r.part(r.puts.exchange, number, lap)})
+	return unitsOf([]stretch{r.part(r.exchange, number, lap)})
 }
 
 // exchange does the work of a kernel of an all-to-all.
 func (s *railSimulation) exchange(r *simulatedRail, step railStep) {
-	x, ranks := r.puts.exchange, r.islands[r.island]
+	x, ranks := r.exchange, r.islands[r.island]
 	room := func(at int64, place int) int64 { return (at + int64(place)*r.lap) / shardAlign }
 	if step.kind == "leave" {
 		for _, island := range r.otherIslands() {
@@ -347,7 +347,7 @@ func (s *railSimulation) exchange(r *simulatedRail, step railStep) {
 
 // put does one put of a lap of an all-to-all, if there is one.
 func (s *railSimulation) put(r, peer *simulatedRail, lap int) {
-	x, ranks := r.puts.exchange, r.islands[r.island]
+	x, ranks := r.exchange, r.islands[r.island]
 	if x.straight {
 		from := r.block(peer.islands[peer.island][peer.local], lap)
 		for k, u := range r.block(ranks[r.local], lap) {

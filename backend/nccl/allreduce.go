@@ -37,6 +37,7 @@ var (
 // collectives are NCCL's by their names.
 var collectives = map[string]nccl.Collective{
 	"": nccl.AllReduce, "broadcast": nccl.Broadcast, "reduce": nccl.Reduce, "all_gather": nccl.AllGather, "reduce_scatter": nccl.ReduceScatter, "all_to_all": nccl.AllToAll,
+	"send": nccl.Send, "receive": nccl.Recv, // in parts only
 }
 
 // evenElements is the first version whose symmetric kernels take elements of 2 bytes at any address.
@@ -187,6 +188,9 @@ func (b *Backend) reduction(r *backend.AllReduce) (p *reduction, in, out *alloca
 	call, err := b.callOf(r.Name, &whole)
 	if err != nil {
 		return nil, nil, nil, err
+	}
+	if call.What.IsMessage() {
+		return nil, nil, nil, fmt.Errorf("backend %s has no %s called %q but among other calls, in parts: %w", Name, r.Collective, r.Name, errs.ErrUnsupported)
 	}
 	if r.Name == symmetricForm && (r.Op != "sum" || call.Type != nccl.Float32 && call.Type != nccl.Float16 && call.Type != nccl.BFloat16) {
 		return nil, nil, nil, fmt.Errorf("NCCL's symmetric kernels add f32, f16 and bf16, and not %s of %s; use %s: %w", r.Op,
@@ -431,7 +435,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 func (p *reduction) room(c *nccl.Call) (bytes, out int64) {
 	const align = 256
 	n := c.Count * c.Type.Bytes()
-	if c.What == nccl.AllReduce {
+	if c.What == nccl.AllReduce || c.What.IsMessage() {
 		return (n + align - 1) / align * align, 0
 	}
 	if c.What == nccl.AllGather || c.What == nccl.ReduceScatter || c.What == nccl.AllToAll {
@@ -549,8 +553,13 @@ func (p *reduction) enqueue(stream uintptr, calls []nccl.Call) error {
 	return p.of.comm.EnqueueAll(stream, calls)
 }
 
-// Close has nothing to release: the communicator and the windows stay for the next plan.
-func (p *reduction) Close() error { return nil }
+// Close releases nothing of NCCL: the communicator and the windows stay for the next plan.
+func (p *reduction) Close() error {
+	p.backend.mu.Lock()
+	defer p.backend.mu.Unlock()
+	delete(p.backend.asked, p)
+	return nil
+}
 
 func (b *Backend) allReducers() []*reducer {
 	b.mu.Lock()
@@ -690,6 +699,7 @@ func (b *Backend) watch() {
 				}
 				return
 			case <-tick.C:
+				b.askAll()
 				for _, red := range b.allReducers() {
 					if red.given() != nil {
 						continue

@@ -54,10 +54,11 @@
 // The algorithm "nccl" of all-reduce and of other collectives reaches all ranks, and is what [github.com/symmem/symmem/kernels.Auto] takes there. Of an
 // all-to-all with counts on the device NCCL has none: between hosts it is made of puts ("transfers"). "hierarchical" is
 // kernels inside the teams and NCCL's collectives between them, on communicators of the ranks that have the same shard (ncclCommSplit): an all-reduce, broadcast, reduce, all-gather or
-// reduce-scatter, by its name, and what Auto takes of the last two for shares that are not of one length. "nccl_symmetric"
+// reduce-scatter, by its name, and what Auto takes of the last two for shares that are not of one length. An all-to-all has it by its name too: NCCL's sends and receives (ncclSend, ncclRecv), in groups,
+// between ranks that exchange blocks for their teams, or, of long blocks, between all of different teams. "nccl_symmetric"
 // and multicast are for one team. A communicator that the caller gives must have all ranks, and is split too.
 //
-// All plans of one of these algorithms have one communicator (of "hierarchical", one for each shard), on which NCCL tells what the ranks enqueue apart by its order alone. So their runs come in
+// All plans of one of these algorithms have one communicator (of "hierarchical", one for each shard, and one for the long blocks of all-to-alls), on which NCCL tells what the ranks enqueue apart by its order alone. So their runs come in
 // the same order on every rank, whatever streams they are on. NCCL does not notice if they do not, unless lengths or kinds differ.
 //
 // # Multicast

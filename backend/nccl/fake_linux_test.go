@@ -77,11 +77,12 @@ type machine struct {
 	objects  int                       // multicast objects that were made
 	modes    []int32                   // nvlsHostMode of each communicator that was made
 
-	wins    map[nccl.WindowHandle]*fakeWindow
-	flights map[cu.StreamHandle]*flight
-	marked  map[cu.EventHandle]putMark
-	groups  int // that are open
-	puts    int // that have arrived
+	wins     map[nccl.WindowHandle]*fakeWindow
+	flights  map[cu.StreamHandle]*flight
+	marked   map[cu.EventHandle]putMark
+	groups   int                   // that are open
+	messages map[int][]fakeMessage // in one, by thread
+	puts     int                   // that have arrived
 
 	held      map[cu.StreamHandle][]*fakeComm // what all-reduces hold the streams up
 	marks     map[cu.EventHandle][]*fakeComm  // and the events
@@ -140,7 +141,7 @@ func newMachine(gpus int) *machine {
 		held: map[cu.StreamHandle][]*fakeComm{}, marks: map[cu.EventHandle][]*fakeComm{},
 		recording: map[cu.StreamHandle]*[]*fakeComm{}, graphs: map[cu.GraphHandle]*[]*fakeComm{},
 		execs: map[cu.GraphExecHandle]*[]*fakeComm{}, wins: map[nccl.WindowHandle]*fakeWindow{}, flights: map[cu.StreamHandle]*flight{},
-		marked: map[cu.EventHandle]putMark{}, putDelay: 100 * time.Microsecond, patience: 5 * time.Second,
+		marked: map[cu.EventHandle]putMark{}, messages: map[int][]fakeMessage{}, putDelay: 100 * time.Microsecond, patience: 5 * time.Second,
 	}
 	m.Find = func(p device.Ptr) (fakecuda.Memory, bool) {
 		base, x := m.at(p)
@@ -492,6 +493,7 @@ func (m *machine) libraryOf(host string) nccl.Functions {
 				return out
 			})
 		},
+		Send: m.message(true), Recv: m.message(false), GroupStart: m.groupStart, GroupEnd: m.groupEnd,
 		MemAlloc:           m.memAlloc,
 		MemFree:            m.memFree,
 		CommWindowRegister: m.register, CommWindowDeregister: m.deregister,
@@ -542,7 +544,7 @@ func (m *machine) libraryOf(host string) nccl.Functions {
 				return nccl.Success
 			})
 		}
-		f.PutSignal, f.GroupStart, f.GroupEnd = m.putSignal, m.groupStart, m.groupEnd
+		f.PutSignal = m.putSignal
 		f.MulticastSource = func() (*nccl.Multicast, error) {
 			return &nccl.Multicast{GetLsaMultimemDevicePointer: m.multimem}, nil
 		}

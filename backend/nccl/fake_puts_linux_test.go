@@ -56,22 +56,6 @@ func (m *machine) rmaProperties(c *fakeComm, b []byte) nccl.Result {
 	return nccl.Success
 }
 
-func (m *machine) groupStart() nccl.Result {
-	m.Mu.Lock()
-	defer m.Mu.Unlock()
-	m.groups++
-	return nccl.Success
-}
-
-func (m *machine) groupEnd() nccl.Result {
-	m.Mu.Lock()
-	defer m.Mu.Unlock()
-	if m.groups--; m.groups < 0 {
-		m.Violation("a group ends that was not begun")
-	}
-	return nccl.Success
-}
-
 // putSignal is as strict as NCCL, and where NCCL would do something else in silence, stricter.
 func (m *machine) putSignal(send uint64, count uintptr, t nccl.DataType, peer int32, w nccl.WindowHandle, offset uintptr, signal, context int32, flags uint32,
 	h nccl.CommHandle, stream uintptr,

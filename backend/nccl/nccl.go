@@ -115,13 +115,14 @@ type Backend struct {
 	handed    atomic.Bool // the caller has the communicator's handle, and may leave on it what nobody knows
 
 	mu       sync.Mutex
-	windows  map[device.Ptr]*window // by the base of the allocation that is registered
-	reducers map[string]*reducer    // by algorithm
-	puts     *puts                  // to ranks without addresses; nil where there are none, or NCCL cannot
-	noPuts   string                 // why it cannot; "" if it can, or there are none
-	spare    map[string]*nccl.Comm  // communicators that were kept with the first, by algorithm, that are no reducers yet
-	words    []*cuda.FaultWord      // of all reducers that there ever were
-	kept     []*allocation          // memory that the GPU still worked on when it was to be given back
+	windows  map[device.Ptr]*window      // by the base of the allocation that is registered
+	reducers map[string]*reducer         // by algorithm
+	asked    map[*reduction]func() error // whether the plans that they are of have given up
+	puts     *puts                       // to ranks without addresses; nil where there are none, or NCCL cannot
+	noPuts   string                      // why it cannot; "" if it can, or there are none
+	spare    map[string]*nccl.Comm       // communicators that were kept with the first, by algorithm, that are no reducers yet
+	words    []*cuda.FaultWord           // of all reducers that there ever were
+	kept     []*allocation               // memory that the GPU still worked on when it was to be given back
 	devComms []*DevComm
 	late     []*lateCall // calls of NCCL's that were given up and have not ended
 	spreads  []string    // keys under which this rank has told of failures
@@ -151,7 +152,7 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	o.fill()
 	b := &Backend{
 		group: g, log: o.Logger.With("backend", Name, "rank", g.Rank()), timeout: o.KernelTimeout, getenv: o.Getenv,
-		windows: map[device.Ptr]*window{}, reducers: map[string]*reducer{},
+		windows: map[device.Ptr]*window{}, reducers: map[string]*reducer{}, asked: map[*reduction]func() error{},
 	}
 	began := time.Now()
 	err := b.open(&o)

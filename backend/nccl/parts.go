@@ -3,6 +3,7 @@ package nccl
 import (
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/symmem/symmem/backend"
@@ -58,9 +59,9 @@ func (b *Backend) inParts(p *reduction, r *backend.AllReduce) error {
 			return err
 		}
 		call.Send, call.Recv = uint64(c.In), uint64(c.Out)
-		if call.Root = 0; call.What == nccl.Broadcast || call.What == nccl.Reduce {
-			if call.Root = slices.Index(part.ranks, c.Root); call.Root < 0 {
-				return errs.Invalid(op, "root", c.Root, fmt.Sprintf("a rank of the part, %v", part.ranks))
+		if call.Root = 0; call.What == nccl.Broadcast || call.What == nccl.Reduce || call.What.IsMessage() {
+			if call.Root = slices.Index(part.ranks, c.Root); call.Root < 0 || call.What.IsMessage() && c.Root == rank {
+				return errs.Invalid(op, "root", c.Root, fmt.Sprintf("a rank of the part, %v, and of a message another than this one, %d", part.ranks, rank))
 			}
 		}
 		p.calls = append(p.calls, call)
@@ -81,6 +82,26 @@ func (p *reduction) Fail(err error) {
 			b.log.Debug("a communicator of NCCL's was given up", "form", red.form, "error", err)
 		}
 	})
+}
+
+// Ask makes the backend's goroutine that watches communicators ask. Whoever has given up calls Fail.
+func (p *reduction) Ask(gaveUp func() error) {
+	b := p.backend
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.asked[p] = gaveUp
+}
+
+// askAll asks for all plans whether they have given up.
+func (b *Backend) askAll() {
+	b.mu.Lock()
+	all := slices.Collect(maps.Values(b.asked))
+	b.mu.Unlock()
+	for _, gaveUp := range all {
+		if err := gaveUp(); err != nil {
+			b.log.Debug("a plan has given up while NCCL waits", "error", err)
+		}
+	}
 }
 
 // Abandoned is the word of the communicator, which is written before any of its kernels is ended.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nccl"
 	"github.com/symmem/symmem/internal/simcuda"
 	"github.com/symmem/symmem/internal/simlib"
 	"github.com/symmem/symmem/kernels"
@@ -161,6 +163,21 @@ func TestParts(t *testing.T) {
 					{"a root of another part", func(c *backend.AllReduce) {
 						c.Calls = call(backend.Call{Collective: "broadcast", Root: 1 - g.Rank()%2, Count: 4, DType: "f32", Op: "sum"})
 					}, errs.ErrInvalid},
+					{"a message to a rank of another part", func(c *backend.AllReduce) {
+						c.Calls = call(backend.Call{Collective: "send", Root: 1 - g.Rank()%2, Count: 4, DType: "f32", Op: "sum"})
+					}, errs.ErrInvalid},
+					{"a message of nobody", func(c *backend.AllReduce) {
+						c.Calls = call(backend.Call{Collective: "receive", Root: 3, Count: 4, DType: "f32", Op: "sum"})
+					}, errs.ErrInvalid},
+					{"a message to itself", func(c *backend.AllReduce) {
+						c.Calls = call(backend.Call{Collective: "receive", Root: g.Rank(), Count: 4, DType: "f32", Op: "sum"})
+					}, errs.ErrInvalid},
+					{"a message of nothing", func(c *backend.AllReduce) {
+						c.Calls = call(backend.Call{Collective: "send", Root: 2 - g.Rank(), DType: "f32", Op: "sum"})
+					}, errs.ErrInvalid},
+					{"a message of all", func(c *backend.AllReduce) {
+						*c = backend.AllReduce{Name: plainForm, Collective: "send", Count: 4, DType: "f32", Op: "sum", Root: (g.Rank() + 1) % 3}
+					}, errs.ErrUnsupported},
 					{"a root that is no rank", func(c *backend.AllReduce) {
 						c.Calls = call(backend.Call{Collective: "broadcast", Root: 3, Count: 4, DType: "f32", Op: "sum"})
 					}, errs.ErrInvalid},
@@ -176,4 +193,118 @@ func TestParts(t *testing.T) {
 		})
 	}))
 	m.requireClean(t)
+}
+
+// TestMessages: in parts, ranks send each other what they have together with collectives, in any order of calls, the n-th to the n-th, again and again.
+func TestMessages(t *testing.T) {
+	const size, count = 4, 5
+	m := newMachine(size)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.onHost("", g.Rank()), func(b *Backend, mem *memory.Memory) error {
+			return backendtest.WithWindow(ctx, mem, 1024, func(w *memory.Window) error {
+				rank, other := g.Rank(), (g.Rank()+2)%size
+				at := w.Allocation().Ptr()
+				message := func(what string, n, elements int64) backend.Call {
+					c := backend.Call{Collective: what, Root: other, Count: elements, DType: "i8", Op: "sum", In: at.Add(64 * n)}
+					if what == "receive" {
+						c.In, c.Out = 0, at.Add(512+64*n)
+					}
+					return c
+				}
+				calls := []backend.Call{
+					message("send", 0, count), message("receive", 0, count), message("send", 1, count+1), message("receive", 1, count+1),
+					{Collective: "all_gather", In: at.Add(256), Out: at.Add(768), Count: 4, DType: "u8", Op: "sum"},
+				}
+				if rank == 2 {
+					calls[0], calls[1], calls[2], calls[3] = calls[1], calls[3], calls[0], calls[2]
+				}
+				p, err := mem.PrepareCollective(ctx, memory.Place{}, memory.Place{}, 0, 0, backend.AllReduce{Name: plainForm, Parts: []int{0, 1, 0, 1}, Calls: calls})
+				if err := g.Vote(ctx, "prepared", err); err != nil {
+					return err
+				}
+				s, err := mem.Device().NewStream()
+				if err != nil {
+					return err
+				}
+				value := func(rank, run int, at int) byte { return byte(100*run + 20*rank + at%16 + at/64) }
+				for run := range 2 {
+					whole := make([]byte, 1024)
+					for i := range 512 {
+						whole[i] = value(rank, run, i)
+					}
+					if err := errors.Join(mem.Device().CopyFromHost(at, whole), g.Barrier(ctx, "filled"), p.Enqueue(s), s.Synchronize(ctx), g.Barrier(ctx, "sent"), mem.Device().CopyToHost(whole, at)); err != nil {
+						return err
+					}
+					want := make([]byte, 512)
+					for i := range count {
+						want[i] = value(other, run, i)
+					}
+					for i := range count + 1 {
+						want[64+i] = value(other, run, 64+i)
+					}
+					for i, r := range []int{min(rank, other), max(rank, other)} {
+						for k := range 4 {
+							want[256+4*i+k] = value(r, run, 256+k)
+						}
+					}
+					if string(whole[512:]) != string(want) {
+						return fmt.Errorf("run %d: %x, not %x", run, whole[512:], want)
+					}
+				}
+				return errors.Join(s.Close(), p.Close())
+			})
+		})
+	}))
+	m.requireClean(t)
+}
+
+// TestMessagesFail: where a rank cannot send or receive, or a library has no messages, preparing them is every rank's error, and another time it works.
+func TestMessagesFail(t *testing.T) {
+	for _, call := range []string{"ncclSend", "ncclRecv", "ncclGroupEnd", ""} {
+		t.Run(call, func(t *testing.T) {
+			m := newMachine(2)
+			m.fail = func(of string, rank, n int) nccl.Result {
+				if of == call && rank == 1 && n == 1 {
+					return nccl.SystemError
+				}
+				return nccl.Success
+			}
+			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				o := m.onHost("", g.Rank())
+				if call == "" && g.Rank() == 1 {
+					o.load = func(*nccl.Options) (*nccl.Library, error) {
+						f := m.library()
+						f.Recv = nil
+						return nccl.New("/fake/libnccl.so.2", f)
+					}
+				}
+				return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
+					return backendtest.WithWindow(ctx, mem, 1024, func(w *memory.Window) error {
+						prepare := func() (backend.PreparedAllReduce, error) {
+							return mem.PrepareCollective(ctx, memory.Place{}, memory.Place{}, 0, 0, backend.AllReduce{Name: plainForm, Parts: []int{0, 0}, Calls: []backend.Call{
+								{Collective: "send", Root: 1 - g.Rank(), In: w.Allocation().Ptr(), Count: 4, DType: "u8", Op: "sum"},
+								{Collective: "receive", Root: 1 - g.Rank(), Out: w.Allocation().Ptr().Add(512), Count: 4, DType: "u8", Op: "sum"},
+							}})
+						}
+						_, err := prepare()
+						if call == "" {
+							if !errors.Is(err, errs.ErrUnsupported) {
+								return fmt.Errorf("without ncclRecv on rank 1: %w", err)
+							}
+							return nil
+						}
+						if err == nil || !strings.Contains(err.Error(), "ncclSystemError") || !strings.Contains(err.Error(), "rank 1") {
+							return fmt.Errorf("%s fails: %w", call, err)
+						}
+						p, err := prepare()
+						if err != nil {
+							return fmt.Errorf("once more: %w", err)
+						}
+						return p.Close()
+					})
+				})
+			}))
+			m.requireClean(t)
+		})
+	}
 }

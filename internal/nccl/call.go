@@ -6,18 +6,23 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Call is one of several collectives that are enqueued together.
+// Call is one of several collectives, or sides of messages, that are enqueued together.
 type Call struct {
 	What       Collective
-	Send, Recv uint64 // addresses of the GPU's memory
+	Send, Recv uint64 // addresses of the GPU's memory; a message has the one of its side
 	Count      int64  // elements, at least 1
 	Type       DataType
 	Op         Op  // of those that combine
-	Root       int // rank of the communicator, of those that have one
+	Root       int // rank of the communicator, of those that have one; of a message the other rank
 }
 
-// String says what it is: "AllReduce of 4 float32, sum".
-func (c *Call) String() string { return fmt.Sprintf("%s of %d %v, %v", c.What, c.Count, c.Type, c.Op) }
+// String says what it is: "AllReduce of 4 float32, sum", "Send of 4 float32, rank 1".
+func (c *Call) String() string {
+	if c.What.IsMessage() {
+		return fmt.Sprintf("%s of %d %v, rank %d", c.What, c.Count, c.Type, c.Root)
+	}
+	return fmt.Sprintf("%s of %d %v, %v", c.What, c.Count, c.Type, c.Op)
+}
 
 // enqueue calls the library's function, which is there.
 func (l *Library) enqueue(handle CommHandle, stream uintptr, c *Call) (r Result) {
@@ -35,12 +40,16 @@ func (l *Library) enqueue(handle CommHandle, stream uintptr, c *Call) (r Result)
 		r = f.ReduceScatter(c.Send, c.Recv, n, c.Type, c.Op, handle, stream)
 	case AllToAll:
 		r = f.AllToAll(c.Send, c.Recv, n, c.Type, handle, stream)
+	case Send:
+		r = f.Send(c.Send, n, c.Type, int32(c.Root), handle, stream)
+	case Recv:
+		r = f.Recv(c.Recv, n, c.Type, int32(c.Root), handle, stream)
 	}
 	return r
 }
 
-// EnqueueAll enqueues, or records, collectives in their order, the same on every rank but for the addresses. Where the library has groups they are one, which
-// NCCL carries out together. The caller keeps calls until it returns.
+// EnqueueAll enqueues, or records, collectives in their order, the same on every rank but for the addresses, and the sides of messages that this rank has. Where the
+// library has groups they are one, which NCCL carries out together. The caller keeps calls until it returns.
 func (c *Comm) EnqueueAll(stream uintptr, calls []Call) error {
 	for i := range calls {
 		x := &calls[i]

@@ -27,6 +27,15 @@ func bindFast(lib *dl.Library, f *Functions) {
 			return Result(int32(dl.Call(p, 6, uintptr(send), uintptr(recv), count, uintptr(t), uintptr(comm), stream, 0)))
 		}
 	}
+	for symbol, message := range map[string]*func(p uint64, count uintptr, t DataType, peer int32, comm CommHandle, stream uintptr) Result{
+		"ncclSend": &f.Send, "ncclRecv": &f.Recv,
+	} {
+		if at, err := lib.Symbol(symbol); err == nil {
+			*message = func(p uint64, count uintptr, t DataType, peer int32, comm CommHandle, stream uintptr) Result {
+				return Result(int32(dl.Call(at, 6, uintptr(p), count, uintptr(t), uintptr(peer), uintptr(comm), stream, 0)))
+			}
+		}
+	}
 	if p, err := lib.Symbol("ncclAlltoAll"); err == nil {
 		f.AllToAll = func(send, recv uint64, count uintptr, t DataType, comm CommHandle, stream uintptr) Result {
 			return Result(int32(dl.Call(p, 6, uintptr(send), uintptr(recv), count, uintptr(t), uintptr(comm), stream, 0)))

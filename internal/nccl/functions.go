@@ -55,6 +55,11 @@ type Functions struct {
 	ReduceScatter func(send, recv uint64, count uintptr, t DataType, op Op, comm CommHandle, stream uintptr) Result             `nccl:"ncclReduceScatter"`
 	AllToAll      func(send, recv uint64, count uintptr, t DataType, comm CommHandle, stream uintptr) Result                    `nccl:"ncclAlltoAll"`
 
+	// The n-th that a rank sends to another is the n-th that the other receives from it. What ranks send each other is in one group on each: outside of groups,
+	// a stream does not go on before the other rank has come.
+	Send func(p uint64, count uintptr, t DataType, peer int32, comm CommHandle, stream uintptr) Result `nccl:"ncclSend"`
+	Recv func(p uint64, count uintptr, t DataType, peer int32, comm CommHandle, stream uintptr) Result `nccl:"ncclRecv"`
+
 	// Puts to a rank of the communicator, from memory that is a symmetric window of it to one of the rank's, and the rank's counter of signals of this
 	// one behind it. It is enqueued like a collective, and nobody waits for it.
 	PutSignal func(send uint64, count uintptr, t DataType, peer int32, window WindowHandle, offset uintptr, signal, context int32, flags uint32,

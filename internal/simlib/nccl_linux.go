@@ -30,6 +30,7 @@ type NCCL struct {
 	comms   map[nccl.CommHandle]*comm
 	windows map[nccl.WindowHandle]*window
 	last    nccl.CommHandle
+	groups  map[int]*group        // by thread: that is open
 	owned   map[device.Ptr]uint64 // memory of ncclMemAlloc
 	hosts   []int                 // GPUs of each host, and last of all others; nil: there is one host
 	gin     bool                  // they send over the network of themselves
@@ -84,7 +85,7 @@ type window struct {
 func NewNCCL(m *simcuda.Machine) *NCCL {
 	return &NCCL{
 		host: newHost(m), worlds: map[nccl.UniqueID]*world{}, comms: map[nccl.CommHandle]*comm{}, windows: map[nccl.WindowHandle]*window{},
-		owned: map[device.Ptr]uint64{},
+		owned: map[device.Ptr]uint64{}, groups: map[int]*group{},
 	}
 }
 
@@ -113,9 +114,8 @@ func (n *NCCL) Functions() *nccl.Functions {
 		GetLastError:   func(nccl.CommHandle) string { return "" },
 		GetUniqueID:    func(id *nccl.UniqueID) nccl.Result { n.id(id[:]); return nccl.Success },
 
-		// What is in a group is put on the streams when it is called, in the order in which the group's end would.
-		GroupStart: func() nccl.Result { return nccl.Success },
-		GroupEnd:   func() nccl.Result { return nccl.Success },
+		// Collectives in a group are put on the streams when they are called, in the order in which the group's end would, and messages at its end.
+		GroupStart: n.groupStart, GroupEnd: n.groupEnd, Send: n.message(true), Recv: n.message(false),
 
 		CommInitRankScalable: n.initRank, CommSplit: n.split, CommAsyncError: n.asyncError,
 		CommFinalize: func(h nccl.CommHandle) nccl.Result {

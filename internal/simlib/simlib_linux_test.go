@@ -326,6 +326,117 @@ func TestNCCLCollectives(t *testing.T) {
 	})
 }
 
+// TestNCCLMessages: what ranks send each other in one group comes, the n-th of two ranks to the n-th, whatever the order of calls; a rank that has begun it waits for the others. Outside of a
+// group two ranks that send before they receive wait for each other. Lengths that differ, a rank that is none and a group's end without a beginning are noted or refused, and of a group
+// with a call that was refused nothing comes.
+func TestNCCLMessages(t *testing.T) {
+	const ranks = 3
+	r := newRig(t, ranks)
+	lib := simlib.NewNCCL(r.m)
+	f := lib.Functions()
+	comms := r.comms(f, ranks)
+	mem := make([]uint64, ranks)
+	streams := make([]uintptr, ranks)
+	at := func(g, word int) uint64 { return mem[g] + uint64(4*word) }
+	r.each(ranks, func(g int) {
+		assert.Equal(t, nccl.Success, f.MemAlloc(&mem[g], 1000))
+		var s cu.StreamHandle
+		assert.Equal(t, cu.Success, r.d.StreamCreate(&s, cu.StreamNonBlocking))
+		streams[g] = uintptr(s)
+	})
+	words := func(f func(g, other int)) {
+		for g := range ranks {
+			for other := range ranks {
+				if other != g {
+					f(g, other)
+				}
+			}
+		}
+	}
+	send := func(g, to, word int) nccl.Result {
+		return f.Send(at(g, word), 1, nccl.Uint32, int32(to), comms[g], streams[g])
+	}
+	receive := func(g, from, word int) nccl.Result {
+		return f.Recv(at(g, word), 1, nccl.Uint32, int32(from), comms[g], streams[g])
+	}
+	words(func(g, other int) {
+		require.Equal(t, cu.Success, r.word(g, at(g, other), nil, uint32(100*g+other)))
+		require.Equal(t, cu.Success, r.word(g, at(g, 10+other), nil, uint32(1000*g+other)))
+	})
+	begun := make(chan struct{})
+	r.each(ranks, func(g int) {
+		if g == 2 {
+			<-begun
+		}
+		assert.Equal(t, nccl.Success, f.GroupStart())
+		for other := range ranks {
+			if other == g {
+				continue
+			}
+			all := []func() nccl.Result{
+				func() nccl.Result { return send(g, other, other) }, func() nccl.Result { return send(g, other, 10+other) },
+				func() nccl.Result { return receive(g, other, 20+other) }, func() nccl.Result { return receive(g, other, 30+other) },
+			}
+			if g == 1 {
+				all = append(all[2:], all[:2]...)
+			}
+			for _, call := range all {
+				assert.Equal(t, nccl.Success, call())
+			}
+		}
+		assert.Equal(t, nccl.Success, f.GroupEnd())
+		if g == 0 {
+			time.Sleep(20 * time.Millisecond)
+			assert.Equal(t, cu.NotReady, r.d.StreamQuery(cu.StreamHandle(streams[0])), "GPU 2 has not come")
+			close(begun)
+		}
+		assert.Equal(t, cu.Success, r.settled(cu.StreamHandle(streams[g])))
+	})
+	words(func(g, other int) {
+		var got, second uint32
+		require.Equal(t, cu.Success, r.word(g, at(g, 20+other), &got, 0))
+		require.Equal(t, cu.Success, r.word(g, at(g, 30+other), &second, 0))
+		require.Equal(t, [2]uint32{uint32(100*other + g), uint32(1000*other + g)}, [2]uint32{got, second}, "of %d, on %d", other, g)
+	})
+	require.Empty(t, r.m.Violations())
+
+	r.each(1, func(int) {
+		assert.Equal(t, nccl.InvalidArgument, send(0, ranks, 0))
+		assert.Equal(t, nccl.InvalidArgument, receive(0, -1, 0))
+		assert.Equal(t, nccl.Success, f.Send(at(0, 0), 0, nccl.Uint32, 1, comms[0], streams[0]), "nothing is sent")
+		assert.Equal(t, nccl.Success, f.GroupStart())
+		assert.Equal(t, nccl.Success, send(0, 1, 0))
+		assert.Equal(t, nccl.InvalidArgument, receive(0, ranks, 0))
+		assert.Equal(t, nccl.InvalidArgument, f.GroupEnd())
+		assert.Equal(t, cu.Success, r.settled(cu.StreamHandle(streams[0])))
+		assert.Empty(t, r.m.Violations())
+		assert.Equal(t, nccl.InvalidUsage, f.GroupEnd())
+	})
+	r.noted("ncclGroupEnd without ncclGroupStart")
+	r.each(2, func(g int) {
+		assert.Equal(t, nccl.Success, send(g, 1-g, 0))
+		assert.Equal(t, nccl.Success, receive(g, 1-g, 1))
+	})
+	time.Sleep(20 * time.Millisecond)
+	r.each(2, func(g int) {
+		assert.Equal(t, cu.NotReady, r.d.StreamQuery(cu.StreamHandle(streams[g])), "each waits for the other to receive")
+	})
+	r.each(ranks, func(g int) {
+		assert.Equal(t, nccl.Success, f.CommAbort(comms[g]))
+		assert.Equal(t, cu.Success, r.settled(cu.StreamHandle(streams[g])))
+	})
+	comms = r.comms(f, ranks)
+	r.each(2, func(g int) {
+		if g == 0 {
+			assert.Equal(t, nccl.Success, send(0, 1, 0))
+		} else {
+			assert.Equal(t, nccl.Success, f.Recv(at(1, 0), 2, nccl.Uint32, 0, comms[1], streams[1]))
+			assert.NotEqual(t, cu.Success, r.settled(cu.StreamHandle(streams[1])))
+		}
+	})
+	r.noted("rank 1 receives 8 bytes of rank 0, which sends 4")
+}
+
 // TestNCCLAbortsItsOwn: a rank that aborts its communicator ends what it has on its stream, and no other rank's: that waits until its own is aborted.
 func TestNCCLAbortsItsOwn(t *testing.T) {
 	r := newRig(t, 2)

@@ -2,6 +2,7 @@ package simlib
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -20,6 +21,9 @@ type work struct {
 	freed   []bool   // by rank: the last that was enqueued is a barrier
 	open    map[run]*collective
 	aborted []bool // by rank
+
+	called map[side]int // how many messages
+	mail   map[letter]*envelope
 }
 
 // run names a run of a collective.
@@ -39,7 +43,8 @@ type collective struct {
 }
 
 func newWork(m *simcuda.Machine, ranks int) *work {
-	return &work{machine: m, made: make([][2]int, ranks), freed: make([]bool, ranks), open: map[run]*collective{}, aborted: make([]bool, ranks)}
+	return &work{machine: m, made: make([][2]int, ranks), freed: make([]bool, ranks), open: map[run]*collective{}, aborted: make([]bool, ranks),
+		called: map[side]int{}, mail: map[letter]*envelope{}}
 }
 
 // call is one rank's part of a collective.
@@ -59,6 +64,7 @@ func (w *work) abort(rank int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.aborted[rank] = true
+	maps.DeleteFunc(w.mail, func(name letter, e *envelope) bool { return name.from == rank && !e.taken }) // what was on its way is lost
 }
 
 // free notes whether what a rank enqueues next is a barrier, and says whether the last was one.
