@@ -352,11 +352,9 @@ func (f *railForm) spec(s *collective.Spec) {
 func entersLap(lap int) int { return 2 * lap }
 func leavesLap(lap int) int { return 2*lap + 1 }
 
-// lane reports whether rails go on a stream beside the kernels. NCCL's messages do, which nothing else bounds: all ranks of an island may wait for one and the same of another one, and none of them for
+// lane reports whether rails go on a stream beside the kernels. NCCL's do, which nothing else bounds: all ranks of an island may wait for those of another one, and none of them for
 // another in a kernel.
-func (f *railForm) lane() bool {
-	return f.crosses() && (f.laps > 1 || f.goesStraight() || f.exchange != nil && f.puts == nil)
-}
+func (f *railForm) lane() bool { return f.crosses() && (f.laps > 1 || f.goesStraight() || f.puts == nil) }
 
 // parts says by rank which rail it is on, by the lowest rank there. Ranks behind the last rail are alone.
 func (f *railForm) parts() []int {
@@ -432,11 +430,7 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 		enter(1)
 	}
 	for lap := range f.laps {
-		if f.exchange != nil {
-			b.JoinInTime(f.late)
-		} else {
-			b.Join()
-		}
+		b.JoinInTime(f.late)
 		watch(lap)
 		if lap+1 < f.laps {
 			send(lap + 1)
@@ -478,7 +472,7 @@ func (f *railForm) late() error {
 	if err := f.in.Memory().Group().Err(); err != nil {
 		return err
 	}
-	return fmt.Errorf("%s of another island, with which NCCL exchanges blocks, did not come in %v: %w", f.onRail(), f.in.Memory().KernelTimeout(), os.ErrDeadlineExceeded)
+	return fmt.Errorf("%s of another island, to which NCCL takes this rank's part, did not come in %v: %w", f.onRail(), f.in.Memory().KernelTimeout(), os.ErrDeadlineExceeded)
 }
 
 // onRail names the ranks of other islands that are on the rail of this one.

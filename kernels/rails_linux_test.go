@@ -272,11 +272,13 @@ func TestRailsLateRank(t *testing.T) {
 	}
 }
 
-// TestRailsLateHost: of an all-to-all also ranks all of which wait in NCCL, for a host that does not come, wait no longer than kernels do.
+// TestRailsLateHost: ranks all of which wait in NCCL, for a host that does not come, wait no longer than kernels do.
 func TestRailsLateHost(t *testing.T) {
-	backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0}, {1}}, 1, 500*time.Millisecond, nil, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
-		return lateRail(ctx, g, m, "all-to-all", 1, false)
-	}))
+	eachRail(t, func(t *testing.T, what string) {
+		backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0}, {1}}, 1, 500*time.Millisecond, nil, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+			return lateRail(ctx, g, m, what, 1, false)
+		}))
+	})
 }
 
 // lateRail is one rank of a test in which one is late. If what was put to it before is all that it needs, its own run may give its result, and then the next one fails.
