@@ -22,13 +22,13 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// onRanks runs f on each of n ranks, with short timeouts, and closes the ranks.
+// onRanks runs f on each of n ranks, with timeouts that end what hangs before the test does, and closes the ranks.
 func onRanks(t *testing.T, n int, f func(ctx context.Context, r *symmem.Rank) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cfg := config.Default()
-	cfg.Timeout, cfg.KernelTimeout = 2*time.Second, time.Second
+	cfg.Timeout, cfg.KernelTimeout = 20*time.Second, 5*time.Second
 	ranks, err := symmem.OpenLocal(ctx, n, cfg, nobody)
 	require.NoError(t, err)
 	var g errgroup.Group
@@ -355,8 +355,9 @@ func TestCallsThatDiffer(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they wait more than they work
 			began := time.Now()
-			onTwoLate(t, 2*time.Second, 500*time.Millisecond, 2, func(ctx context.Context, r *symmem.Rank, all []*tensor.Tensor) error {
+			onTwoLate(t, 2*time.Second, time.Second, 2, func(ctx context.Context, r *symmem.Rank, all []*tensor.Tensor) error {
 				err := c(ctx, r, all[0], all[1])
 				_ = r.Close(ctx) // which may tell what has failed
 				return err
@@ -840,13 +841,16 @@ func TestNilContextIsTold(t *testing.T) {
 
 // TestCallsAfterALateRank: a rank that was late once has ended the plan that ran then, and no other: the ranks have made the same calls all the same.
 func TestCallsAfterALateRank(t *testing.T) {
-	onTwoLate(t, 20*time.Second, 300*time.Millisecond, 2, func(ctx context.Context, r *symmem.Rank, all []*tensor.Tensor) error {
+	onTwoLate(t, 20*time.Second, time.Second, 2, func(ctx context.Context, r *symmem.Rank, all []*tensor.Tensor) error {
 		x, y := all[0], all[1]
 		if err := errors.Join(r.AllReduce(ctx, x, kernels.Sum), first(ctx, r, x, 2), r.Barrier(ctx)); err != nil {
 			return err
 		}
+		store := r.Group().Store()
 		if r.Rank() == 1 {
-			time.Sleep(900 * time.Millisecond)
+			if _, err := store.Get(ctx, "rank 0 has given up"); err != nil {
+				return err
+			}
 		}
 		var late error
 		for range 2 { // on one rank the second is refused, and on the other one it waits in vain
@@ -854,6 +858,11 @@ func TestCallsAfterALateRank(t *testing.T) {
 		}
 		if late == nil {
 			return errors.New("a rank that is late was waited for")
+		}
+		if r.Rank() == 0 {
+			if err := store.Set(ctx, "rank 0 has given up", nil); err != nil {
+				return err
+			}
 		}
 		if err := r.Barrier(ctx); err != nil {
 			return err
@@ -896,7 +905,9 @@ func TestCloseEndsWithItsContext(t *testing.T) {
 		defer cancel()
 		beside := make(chan error, 1)
 		go func() {
-			time.Sleep(100 * time.Millisecond)
+			for r.Open() && ctx.Err() == nil {
+				time.Sleep(100 * time.Microsecond)
+			}
 			began := time.Now()
 			err := wantIs(r.AllReduce(soon, all[0], kernels.Sum), symmem.ErrClosed)
 			if took := time.Since(began); took > 3*time.Second {

@@ -119,7 +119,7 @@ func TestComputedSendFails(t *testing.T) {
 			if c.want == errOwn {
 				ways = append(ways, true)
 			}
-			onComputed(t, 500*time.Millisecond, ways, func(ctx context.Context, r *rank, lane, graph bool) error {
+			onComputed(t, time.Second, ways, func(ctx context.Context, r *rank, lane, graph bool) error {
 				runs, done := 0, false
 				good := collective.Put{Peer: 1 - r.Rank(), Local: r.x.Ptr().Add(200), Bytes: 8}
 				p, err := r.computing(ctx, lane, func() ([]collective.Put, error) {

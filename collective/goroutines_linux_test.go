@@ -29,7 +29,7 @@ const briefly = 100 * time.Millisecond
 func TestRunsOfGoroutines(t *testing.T) {
 	for _, lane := range []bool{false, true} {
 		t.Run(fmt.Sprintf("lane=%t", lane), func(t *testing.T) {
-			onRanks(t, 2, 2*time.Second, onHost, func(ctx context.Context, r *rank) error {
+			onRanks(t, 2, patience, onHost, func(ctx context.Context, r *rank) error {
 				ran := 0
 				spec := r.program(lane, func(b *collective.Builder) {
 					b.Wait(1)
@@ -241,7 +241,7 @@ func TestGraphBesideRun(t *testing.T) {
 			return err
 		}
 		err = g.Launch(other)
-		soon, cancel := context.WithTimeout(ctx, time.Second)
+		soon, cancel := context.WithTimeout(ctx, 10*time.Second)
 		told := other.Synchronize(soon)
 		cancel()
 		close(hold)

@@ -89,7 +89,7 @@ func TestClosingAPlanIsOneCall(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if r.Rank() == 0 {
-			time.Sleep(aWhile)
+			r.awaitCall(ctx)
 		} else if err := <-closed; err != nil {
 			return err
 		}

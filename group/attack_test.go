@@ -150,7 +150,9 @@ func TestSlowloris(t *testing.T) {
 func TestStrangersEnd(t *testing.T) {
 	for _, token := range []string{"", longToken} {
 		t.Run(fmt.Sprintf("token=%t", token != ""), func(t *testing.T) {
+			t.Parallel() // it waits
 			lim := tightLimits()
+			lim.handshake = 1500 * time.Millisecond // in which each of the strangers comes as far as it goes
 			o := Options{Token: token, limits: lim}
 			addr, service, finish := startJob(t, 2, o)
 			dial := func() (raw, secure net.Conn) {

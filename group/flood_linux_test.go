@@ -34,7 +34,7 @@ func runFlooded(full bool) error {
 	timeout := 30 * time.Second
 	joined := make(chan error, 1)
 	if full {
-		timeout = time.Second
+		timeout = 2500 * time.Millisecond
 	}
 	ctx := context.Background()
 	var g *Group
@@ -109,7 +109,7 @@ func TestConnectionFlood(t *testing.T) {
 func TestTableOfFilesFull(t *testing.T) {
 	t.Parallel()
 	addr, end := startFlooded(t, "full")
-	_, err := Join(testContext(t), &Options{Rank: 1, WorldSize: 2, Addr: addr, Token: longToken, Timeout: 700 * time.Millisecond})
+	_, err := Join(testContext(t), &Options{Rank: 1, WorldSize: 2, Addr: addr, Token: longToken, Timeout: 1500 * time.Millisecond})
 	var limit *FileLimitError
 	require.ErrorAs(t, err, &limit)
 	require.ErrorIs(t, err, ErrUnavailable)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"slices"
@@ -28,6 +29,23 @@ func listenLoopback(t testing.TB) net.Listener {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	return l
+}
+
+// freeAddress returns an address that nobody listens on. Its port is none that systems give to who asks for any: somebody else could be given it while nobody listens there.
+func freeAddress(t testing.TB) string {
+	t.Helper()
+	const first, after = 10240, 20480
+	var last error
+	for range 100 {
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", first+rand.IntN(after-first)))
+		if err == nil {
+			require.NoError(t, l.Close())
+			return l.Addr().String()
+		}
+		last = err
+	}
+	require.NoError(t, last)
+	return ""
 }
 
 // newJob joins n ranks in this process, each over its own connection, and closes them when the test ends.
@@ -564,12 +582,11 @@ func TestJoinAgain(t *testing.T) {
 	ctx := testContext(t)
 	for _, token := range []string{"", "secret"} {
 		for last := range 3 {
-			nobody := listenLoopback(t)
-			require.NoError(t, nobody.Close())
+			addr := freeAddress(t)
 			failures := make([]error, 3)
 			var wait sync.WaitGroup
 			for rank := range failures {
-				o := Options{Rank: rank, WorldSize: 3, Addr: nobody.Addr().String(), Job: "again", Token: token}
+				o := Options{Rank: rank, WorldSize: 3, Addr: addr, Job: "again", Token: token}
 				wait.Go(func() {
 					for range 3 {
 						g, err := Join(ctx, &o)

@@ -175,7 +175,7 @@ func TestPortsThatAreRefused(t *testing.T) {
 
 	// Another's job may end, and this one's rank 0 come, at any time: that is waited for.
 	stray := base
-	stray.Job, stray.Timeout = "stray", time.Second
+	stray.Job, stray.Timeout = "stray", 1500*time.Millisecond
 	_, err := Join(testContext(t), &stray)
 	var failed *ConnectError
 	require.ErrorAs(t, err, &failed)

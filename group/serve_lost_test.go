@@ -33,7 +33,7 @@ func TestServedServiceIsLost(t *testing.T) {
 	}))
 	stop()
 	require.ErrorAs(t, <-ended, new(*MissingRanksError))
-	within := time.After(5 * time.Second) // a connection that breaks is noticed at once, and not when nothing was heard for as long as ranks may be silent
+	within := time.After(8 * time.Second) // a connection that breaks is noticed at once, and not when nothing was heard for as long as ranks may be silent
 	for _, g := range append(groups, subs...) {
 		select {
 		case <-g.Lost():

@@ -121,7 +121,7 @@ func TestServeEnds(t *testing.T) {
 	ctx := testContext(t)
 	t.Run("a rank never comes", func(t *testing.T) {
 		l := listenLoopback(t)
-		o := Options{WorldSize: 3, Timeout: 300 * time.Millisecond}
+		o := Options{WorldSize: 3, Timeout: 700 * time.Millisecond}
 		service := o
 		service.Listener = l
 		ended := make(chan error, 1)
@@ -226,7 +226,8 @@ func TestListenerWithoutAddress(t *testing.T) {
 // by the shorter one.
 func TestLivenessTimeoutsDiffer(t *testing.T) {
 	t.Parallel() // it waits
-	const short, idle = 500 * time.Millisecond, 2 * time.Second
+	// The short one is shorter than the time between two beats of who knows of none.
+	const short, idle = 700 * time.Millisecond, 2800 * time.Millisecond
 	for name, liveness := range map[string]struct{ service, ranks time.Duration }{
 		"the service's is short": {service: short}, "the ranks' is short": {ranks: short},
 	} {
@@ -300,7 +301,7 @@ func TestServeFrozenRank(t *testing.T) {
 	l := listenLoopback(t)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- Serve(ctx, &Options{WorldSize: 2, Listener: l, Timeout: 400 * time.Millisecond, LivenessTimeout: 200 * time.Millisecond})
+		ended <- Serve(ctx, &Options{WorldSize: 2, Listener: l, Timeout: 800 * time.Millisecond, LivenessTimeout: 400 * time.Millisecond})
 	}()
 	o := &Options{Rank: 1, WorldSize: 2, Addr: l.Addr().String(), Served: true}
 	freeze(ctx, t, o)
@@ -327,12 +328,12 @@ func TestServeWithoutEnd(t *testing.T) {
 	l := listenLoopback(t)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- Serve(ctx, &Options{WorldSize: 2, Listener: l, Timeout: math.MaxInt64, LivenessTimeout: 200 * time.Millisecond})
+		ended <- Serve(ctx, &Options{WorldSize: 2, Listener: l, Timeout: math.MaxInt64, LivenessTimeout: 400 * time.Millisecond})
 	}()
 	o := &Options{Rank: 1, WorldSize: 2, Addr: l.Addr().String(), Served: true}
 	freeze(ctx, t, o)
 
-	o.Rank, o.Timeout = 0, 600*time.Millisecond
+	o.Rank, o.Timeout = 0, 1200*time.Millisecond
 	_, err := Join(ctx, o)
 	var missing *MissingRanksError
 	require.ErrorAs(t, err, &missing, "nobody is lost")

@@ -192,13 +192,13 @@ func (c *slowConn) Write(b []byte) (int, error) {
 // TestSlowLink sends messages that take longer than a rank may be silent.
 func TestSlowLink(t *testing.T) {
 	t.Parallel()
-	const liveness = 400 * time.Millisecond
+	const liveness = 800 * time.Millisecond
 	const rate = 512 << 10
 	l := &wrappingListener{Listener: listenLoopback(t), wrap: func(c net.Conn) net.Conn { return &slowConn{Conn: c, rate: rate} }}
 	groups, failures := joinOver(t, l, 2, Options{LivenessTimeout: liveness})
 	requireNone(t, failures)
 	ctx := testContext(t)
-	large := bytes.Repeat([]byte{7}, rate*3/4) // 750 ms there and as long back
+	large := bytes.Repeat([]byte{7}, rate*5/4) // 1.25 s there and as long back
 	requireNone(t, onAll(groups, func(g *Group) error {
 		var data []byte
 		if g.Rank() == 1 {

@@ -232,7 +232,7 @@ func TestKill(t *testing.T) {
 					assert.Equalf(t, victim, r.Lost, "rank %d: %s", rank, r.Text)
 					assert.Empty(t, r.Closed)
 					took := time.Unix(0, r.When).Sub(killed)
-					assert.Less(t, took, 2*time.Second)
+					assert.Less(t, took, 8*time.Second) // and not when it has been silent for too long
 					t.Logf("rank %d after %v: %s", rank, took.Round(10*time.Microsecond), r.Text)
 				}
 			})

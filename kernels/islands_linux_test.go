@@ -185,13 +185,15 @@ func TestIslandLate(t *testing.T) {
 
 // TestIslandFails: a peer that does not come, and a put that fails, are told to every rank that has run, in time, and the plan is refused from then on.
 func TestIslandFails(t *testing.T) {
+	shortLaps(t)
 	for _, constructor := range islandCollectives {
 		for _, late := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/late=%t", constructor, late), func(t *testing.T) {
+				t.Parallel() // they wait more than they work
 				var broken atomic.Bool
-				onIslands(t, []int{0, 0, 1, 1}, 200*time.Millisecond, &broken, func(ctx context.Context, m *memory.Memory, s device.Stream) error {
+				onIslands(t, []int{0, 0, 1, 1}, time.Second, &broken, func(ctx context.Context, m *memory.Memory, s device.Stream) error {
 					g := m.Group()
-					bytes := int64(6 << 20) // several laps
+					bytes := 8 * hierarchicalLapBytes // several laps
 					if constructor == "NewAllToAll" {
 						bytes = 4 * hierarchicalPackBytes
 					}

@@ -255,27 +255,29 @@ func eachRail(t *testing.T, f func(t *testing.T, what string)) {
 // TestRailsLateRank: a rank that does not come makes the run fail on every other rank, on those of other hosts too, whatever of it was on its way, and no rank waits for ever, also not in NCCL, nor
 // does the rank that comes when the others have given up. A new plan can be made then, and runs.
 func TestRailsLateRank(t *testing.T) {
-	for _, c := range []struct {
-		hosts [][]int
-		late  int
-	}{{[][]int{{0, 1}, {2}}, 1}, {[][]int{{0, 1}, {2}}, 2}, {[][]int{{0, 1}, {2, 3}}, 1}} {
-		if (testing.Short() || !fullMatrix) && len(c.hosts[1]) > 1 {
-			continue
-		}
-		t.Run(fmt.Sprintf("%v/%d", c.hosts, c.late), func(t *testing.T) {
-			eachRail(t, func(t *testing.T, what string) {
-				backendtest.RequireAll(t, onGPUHosts(t, c.hosts, 1, 500*time.Millisecond, nil, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+	eachRail(t, func(t *testing.T, what string) {
+		for _, c := range []struct {
+			hosts [][]int
+			late  int
+		}{{[][]int{{0, 1}, {2}}, 1}, {[][]int{{0, 1}, {2}}, 2}, {[][]int{{0, 1}, {2, 3}}, 1}} {
+			if (testing.Short() || !fullMatrix) && len(c.hosts[1]) > 1 {
+				continue
+			}
+			t.Run(fmt.Sprintf("%v/%d", c.hosts, c.late), func(t *testing.T) {
+				t.Parallel() // they wait more than they work
+				backendtest.RequireAll(t, onGPUHosts(t, c.hosts, 1, 800*time.Millisecond, nil, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 					return lateRail(ctx, g, m, what, c.late, false)
 				}))
 			})
-		})
-	}
+		}
+	})
 }
 
 // TestRailsLateHost: ranks all of which wait in NCCL, for a host that does not come, wait no longer than kernels do.
 func TestRailsLateHost(t *testing.T) {
 	eachRail(t, func(t *testing.T, what string) {
-		backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0}, {1}}, 1, 500*time.Millisecond, nil, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+		t.Parallel() // they wait more than they work
+		backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0}, {1}}, 1, 800*time.Millisecond, nil, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 			return lateRail(ctx, g, m, what, 1, false)
 		}))
 	})
@@ -300,7 +302,7 @@ func lateRail(ctx context.Context, g *group.Group, m *memory.Memory, what string
 			ran = run(p)
 		}
 	}
-	if ran == nil || !strings.Contains(ran.Error(), "did not come in 500ms") || ctx.Err() != nil {
+	if ran == nil || !strings.Contains(ran.Error(), "did not come in 800ms") || ctx.Err() != nil {
 		return fmt.Errorf("a run that rank %d was late for: %w", late, ran)
 	}
 	if of := m.Islands(); g.Rank() != late && of[g.Rank()] == of[late] && !errors.Is(ran, os.ErrDeadlineExceeded) {

@@ -185,21 +185,22 @@ func TestRailPutsOrder(t *testing.T) {
 // TestRailPutsLateRank: a rank that does not come makes the run fail on every other rank, on those of other islands too, and the rank that comes when the others have given up fails
 // likewise. A new plan can be made then, and runs.
 func TestRailPutsLateRank(t *testing.T) {
-	for _, c := range []struct {
-		islands [][]int
-		late    int
-	}{{[][]int{{0, 1}, {2}}, 1}, {[][]int{{0, 1}, {2}}, 2}, {[][]int{{0, 1}, {2, 3}}, 1}} {
-		if (testing.Short() || !fullMatrix) && len(c.islands[1]) > 1 {
-			continue
-		}
-		t.Run(fmt.Sprintf("%v/%d", c.islands, c.late), func(t *testing.T) {
-			eachRail(t, func(t *testing.T, what string) {
-				backendtest.RequireAll(t, onWired(t, &wire{islands: c.islands}, 1, 500*time.Millisecond, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+	eachRail(t, func(t *testing.T, what string) {
+		for _, c := range []struct {
+			islands [][]int
+			late    int
+		}{{[][]int{{0, 1}, {2}}, 1}, {[][]int{{0, 1}, {2}}, 2}, {[][]int{{0, 1}, {2, 3}}, 1}} {
+			if (testing.Short() || !fullMatrix) && len(c.islands[1]) > 1 {
+				continue
+			}
+			t.Run(fmt.Sprintf("%v/%d", c.islands, c.late), func(t *testing.T) {
+				t.Parallel() // they wait more than they work
+				backendtest.RequireAll(t, onWired(t, &wire{islands: c.islands}, 1, 800*time.Millisecond, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 					return lateRail(ctx, g, m, what, c.late, true)
 				}))
 			})
-		})
-	}
+		}
+	})
 }
 
 // TestRailPutsLostRank: a rank that is lost ends the run on every other rank, and is named.

@@ -35,6 +35,7 @@ func TestTransfersFail(t *testing.T) {
 		for _, elements := range []int64{1 << 10, 1 << 20} { // small, and in laps
 			for _, graph := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/%d/graph=%t", c.name, elements, graph), func(t *testing.T) {
+					t.Parallel()                 // they wait more than they work
 					begun := make(chan struct{}) // rank 0's run, so that it is not refused at once
 					backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 						var broken atomic.Bool
@@ -63,7 +64,7 @@ func TestTransfersFail(t *testing.T) {
 	}
 }
 
-// onFarPlan makes a plan by transfers, which fail when broken is set, between ranks that wait for 300 ms at the most, and runs f on it.
+// onFarPlan makes a plan by transfers, which fail when broken is set, between ranks that wait for a second at the most, and runs f on it.
 func onFarPlan(ctx context.Context, g *group.Group, elements int64, broken *atomic.Bool, f func(p *Plan, x *tensor.Tensor, s device.Stream) error) (err error) {
 	near, err := host.New(g, nil)
 	if err != nil {
@@ -75,7 +76,7 @@ func onFarPlan(ctx context.Context, g *group.Group, elements int64, broken *atom
 		}
 		return nil
 	}})
-	m := memory.New(far, g, &memory.Options{KernelTimeout: 300 * time.Millisecond})
+	m := memory.New(far, g, &memory.Options{KernelTimeout: time.Second})
 	closing := func(close func() error) {
 		if closed := close(); !errors.Is(closed, errs.ErrPeerLost) { // which is what closing tells then
 			err = errors.Join(err, closed)
@@ -137,6 +138,7 @@ func TestFailedRunReducesNothing(t *testing.T) {
 	for _, elements := range []int64{1 << 10, 1 << 20} { // small, and in laps
 		for _, graph := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d/graph=%t", elements, graph), func(t *testing.T) {
+				t.Parallel() // they wait more than they work
 				backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 					var whole atomic.Bool
 					return onFarPlan(ctx, g, elements, &whole, func(p *Plan, x *tensor.Tensor, s device.Stream) error {

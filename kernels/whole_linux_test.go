@@ -427,7 +427,8 @@ func TestWholeLost(t *testing.T) {
 	const size, lost = 3, 2
 	for _, what := range wholeKinds {
 		t.Run(what, func(t *testing.T) {
-			onGPUs(t, size, 300*time.Millisecond, func(ctx context.Context, m *memory.Memory) error {
+			t.Parallel() // they wait more than they work
+			onGPUs(t, size, time.Second, func(ctx context.Context, m *memory.Memory) error {
 				p, err := newWholePlan(ctx, m, what)
 				if err != nil {
 					return err

@@ -3,6 +3,7 @@ package memory
 import (
 	"context"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/futex"
 )
@@ -56,6 +57,14 @@ func (m *Memory) Places() int {
 	m.collective.mu.Lock()
 	defer m.collective.mu.Unlock()
 	return len(m.collective.queue)
+}
+
+// Meeting reports whether a rendezvous of a is under way on this rank.
+func (m *Memory) Meeting(a backend.Allocation) bool {
+	e := m.find(a)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return e != nil && e.meeting
 }
 
 // SkipRequests makes the next request to the heap that many later.

@@ -58,8 +58,13 @@ func TestFreeDuringRendezvous(t *testing.T) {
 		})
 		freed := make(chan error, 1)
 		if m.Group().Rank() == 0 {
+			for !m.Meeting(a) && ctx.Err() == nil {
+				time.Sleep(100 * time.Microsecond)
+			}
 			go func() { freed <- m.Free(ctx, a) }()
-			time.Sleep(20 * time.Millisecond) // it comes to where it waits
+			for m.Places() < 2 && len(freed) == 0 && ctx.Err() == nil { // it comes to where it waits
+				time.Sleep(100 * time.Microsecond)
+			}
 		}
 		if err := errors.Join(let(), end()); err != nil {
 			return fmt.Errorf("a rendezvous of memory that is to be freed: %w", err)

@@ -25,12 +25,13 @@ func TestSendsFail(t *testing.T) {
 		"overlap": overlapSends,
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they wait more than they work
 			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 				b, err := newSickly(g)
 				if err != nil {
 					return err
 				}
-				m := memory.New(b, g, &memory.Options{Channels: 1, KernelTimeout: 300 * time.Millisecond})
+				m := memory.New(b, g, &memory.Options{Channels: 1, KernelTimeout: time.Second})
 				if err = failingSend(ctx, m, b, misuse); err != nil {
 					g.Abort("the test has failed") // the other rank may be waiting
 				}

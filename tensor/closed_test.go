@@ -137,7 +137,7 @@ func TestRendezvousEndsWithItsContext(t *testing.T) {
 			if _, ok := errors.AsType[*memory.TurnError](gaveUp); !ok || !errors.Is(gaveUp, context.DeadlineExceeded) {
 				err = fmt.Errorf("the second gives %w", gaveUp)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(20 * time.Second):
 			err = errors.New("the second waits longer than its context")
 		}
 		return errors.Join(err, store.Set(ctx, "rank 0 has given up", nil), <-met, r.Barrier(ctx), x.Close(ctx))

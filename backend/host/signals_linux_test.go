@@ -162,7 +162,7 @@ func TestPlanWaitsInVain(t *testing.T) {
 			return nil // it never signals
 		}
 		began := time.Now()
-		for range 20 {
+		for range 100 {
 			if err := p.signals.WaitAll(p.stream, 0); err != nil {
 				return err
 			}
@@ -174,8 +174,8 @@ func TestPlanWaitsInVain(t *testing.T) {
 			return fmt.Errorf("a wait in vain: %w", err)
 		case wait.Op != "the plan" || wait.Channel != -1 || wait.Peer != 1:
 			return fmt.Errorf("a wait in vain of %q on channel %d for rank %d", wait.Op, wait.Channel, wait.Peer)
-		case time.Since(began) > 10*timeout:
-			return fmt.Errorf("20 waits took %v", time.Since(began))
+		case time.Since(began) > 40*timeout:
+			return fmt.Errorf("100 waits took %v", time.Since(began))
 		case p.failed.Load() != 1:
 			return fmt.Errorf("it was told %d times", p.failed.Load())
 		}

@@ -138,21 +138,24 @@ func (k *signalKernel) run(name string) {
 // TestWaitsInVain: waits and barriers that were given up are told by their streams, and all goes on.
 func TestWaitsInVain(t *testing.T) {
 	for _, size := range []int{2, 3} {
-		m := newMachine(size)
-		m.signalKernels()
-		backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
-			b, err := New(ctx, g, m.plain(g.Rank()))
-			if err != nil {
-				return err
-			}
-			mem := memory.New(b, g, &memory.Options{Channels: 3, KernelTimeout: 400 * time.Millisecond})
-			err = backendtest.WithWindow(ctx, mem, 4096, nil) // the first makes the signal pads
-			if err == nil {
-				err = suite.WaitsInVain(ctx, mem)
-			}
-			return errors.Join(err, g.Barrier(ctx, "end"), mem.Close(ctx))
-		}))
-		assert.Empty(t, m.left())
+		t.Run(fmt.Sprint(size, " ranks"), func(t *testing.T) {
+			t.Parallel() // they wait more than they work
+			m := newMachine(size)
+			m.signalKernels()
+			backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+				b, err := New(ctx, g, m.plain(g.Rank()))
+				if err != nil {
+					return err
+				}
+				mem := memory.New(b, g, &memory.Options{Channels: 3, KernelTimeout: time.Second})
+				err = backendtest.WithWindow(ctx, mem, 4096, nil) // the first makes the signal pads
+				if err == nil {
+					err = suite.WaitsInVain(ctx, mem)
+				}
+				return errors.Join(err, g.Barrier(ctx, "end"), mem.Close(ctx))
+			}))
+			assert.Empty(t, m.left())
+		})
 	}
 }
 

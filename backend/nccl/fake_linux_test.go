@@ -751,6 +751,18 @@ func (m *machine) together(h nccl.CommHandle, call string, arg any, after func(s
 	}
 }
 
+// inCall reports whether a rank waits for others in a call.
+func (m *machine) inCall() bool {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	for _, c := range m.comms {
+		if c.pending != nil {
+			return true
+		}
+	}
+	return false
+}
+
 // forGood is after how long a wait is held to be one that would not end, which nothing bounds in NCCL.
 const forGood = 30 * time.Second
 

@@ -398,7 +398,7 @@ func TestBadCommunicatorsAreNotKept(t *testing.T) {
 			}
 			return nccl.Success
 		}
-		goesBad(t, m, 300*time.Millisecond, func(ctx context.Context, b *Backend, mem *memory.Memory) error {
+		goesBad(t, m, 2*time.Second, func(ctx context.Context, b *Backend, mem *memory.Memory) error {
 			failing.Store(true)
 			if err := tryAll(ctx, mem, b.group); err == nil {
 				return errors.New("no error")
@@ -591,7 +591,7 @@ func TestKeptDoesNotWork(t *testing.T) {
 	onParents(t, m, 2, func(ctx context.Context, g *group.Group, parent *Backend) error {
 		for i := range 4 {
 			o := m.child(parent)
-			o.KernelTimeout = 500 * time.Millisecond
+			o.KernelTimeout = time.Second
 			failing.Store(i == 2)
 			if err := g.Barrier(ctx, "set"); err != nil {
 				return err
@@ -618,7 +618,7 @@ func TestCloseThatTimedOut(t *testing.T) {
 			return err
 		}
 		o := m.child(parent)
-		o.KernelTimeout = 200 * time.Millisecond
+		o.KernelTimeout = 600 * time.Millisecond
 		b, err := New(ctx, s, o)
 		if err != nil {
 			return err

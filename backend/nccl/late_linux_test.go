@@ -74,6 +74,7 @@ func TestMemoryOfALateRegistration(t *testing.T) {
 	const calls = "ncclCommWindowRegister"
 	for _, how := range []string{"the call returns late", "the call never ends", "adopted"} {
 		t.Run(how, func(t *testing.T) {
+			t.Parallel() // they wait more than they work
 			m := newMachine(2)
 			var inside gate
 			var away sync.Mutex // guards stays
@@ -130,7 +131,7 @@ func TestMemoryOfALateRegistration(t *testing.T) {
 				if err := g.Barrier(ctx, "shut"); err != nil {
 					return err
 				}
-				err = within(ctx, 100*time.Millisecond, func(ctx context.Context) error {
+				err = within(ctx, 500*time.Millisecond, func(ctx context.Context) error {
 					_, err := b.Rendezvous(ctx, a)
 					return err
 				})

@@ -128,7 +128,7 @@ func TestMulticastFailsInNCCL(t *testing.T) {
 	}
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.withCast(g.Rank(), "auto")
-		o.KernelTimeout = 300 * time.Millisecond
+		o.KernelTimeout = 2 * time.Second
 		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 			return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
 				err := mem.EnableMulticast(ctx, w, nil)

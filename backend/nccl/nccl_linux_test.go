@@ -220,7 +220,7 @@ func TestInitCanBeRepeated(t *testing.T) {
 				}
 				for r, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 					o := m.plain(g.Rank())
-					o.KernelTimeout = 300 * time.Millisecond
+					o.KernelTimeout = 2 * time.Second
 					_, err := New(ctx, g, o)
 					if err == nil {
 						return errors.New("opened")
@@ -280,11 +280,13 @@ func TestLossEndsWaiting(t *testing.T) {
 			return err
 		}
 		a, err := b.Allocate(ctx, 4096)
-		if err != nil {
+		if err := errors.Join(err, g.Barrier(ctx, "open")); err != nil {
 			return err
 		}
 		if g.Rank() == 1 {
-			time.Sleep(20 * time.Millisecond)
+			for !m.inCall() && ctx.Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
 			g.Abort("it had enough")
 			return errors.Join(a.Release(ctx), b.Close(ctx))
 		}
@@ -953,7 +955,7 @@ func TestWarmUpFails(t *testing.T) {
 		}
 		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			o := m.plain(g.Rank())
-			o.KernelTimeout = 500 * time.Millisecond
+			o.KernelTimeout = 2 * time.Second
 			return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 				return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
 					prepare := func() error {

@@ -245,7 +245,7 @@ func TestFirstMoveIsLate(t *testing.T) {
 			var late atomic.Bool
 			net := &network{blind: true, slow: func(engine string) time.Duration {
 				if late.Load() && strings.Contains(engine, "-1-") {
-					return 400 * time.Millisecond
+					return 800 * time.Millisecond
 				}
 				return 0
 			}}
@@ -285,7 +285,7 @@ func TestTransferThatHangs(t *testing.T) {
 	var ready, closing sync.WaitGroup
 	ready.Add(2)
 	closing.Add(2)
-	onFakes(t, net, 2, Options{KernelTimeout: 50 * time.Millisecond}, func(ctx context.Context, m *memory.Memory) error {
+	onFakes(t, net, 2, Options{KernelTimeout: time.Second}, func(ctx context.Context, m *memory.Memory) error {
 		a, w, err := mapped(ctx, m, 100)
 		if err != nil {
 			return err
@@ -305,10 +305,10 @@ func TestTransferThatHangs(t *testing.T) {
 		if err := errors.Join(x.Post(s), x.Post(s)); !errors.Is(err, errs.ErrInProgress) {
 			t.Errorf("posted twice: %v", err)
 		}
-		if err := s.Synchronize(ctx); !errors.Is(err, os.ErrDeadlineExceeded) || !strings.Contains(err.Error(), "50ms") {
+		if err := s.Synchronize(ctx); !errors.Is(err, os.ErrDeadlineExceeded) || !strings.Contains(err.Error(), "has not ended in 1s") {
 			t.Errorf("a transfer that hangs: %v", err)
 		}
-		if took := time.Since(began); took > 5*time.Second {
+		if took := time.Since(began); took > 10*time.Second {
 			t.Errorf("the watchdog took %v", took)
 		}
 		if st, err := x.Status(); st != memory.TransferDone || !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -456,12 +456,14 @@ func TestPeerIsLost(t *testing.T) {
 			time.Sleep(50 * time.Millisecond)
 			m.Group().Abort("it is killed")
 		} else {
-			time.Sleep(20 * time.Millisecond)
+			for !gone.Load() && ctx.Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
 			began := time.Now()
 			if err := errors.Join(x.Post(s), s.Synchronize(ctx)); !errors.Is(err, errs.ErrPeerLost) {
 				t.Errorf("a transfer to a rank that has died: %v", err)
 			}
-			if took := time.Since(began); took > 2*time.Second {
+			if took := time.Since(began); took > 10*time.Second {
 				t.Errorf("it was known after %v", took)
 			}
 		}

@@ -84,9 +84,13 @@ type deafRank struct {
 	device *devhost.Device
 	*Backend
 	within context.Context // of what the rank is not told of
-	last   func()          // nothing is heard behind it, and soon within ends; nil on all ranks but 1
+	last   func()          // nothing is heard behind it, and after deafFor within ends; nil on all ranks but 1
+	giveUp func()          // within ends now: another rank was told
 	hear   func()
 }
+
+// deafFor is how long a rank that does not hear waits for what the others are told, which they must have said all of by then.
+const deafFor = time.Second
 
 // withDeafRank runs the ranks of a job on those hosts, and looks at what was written where nothing is any more.
 func withDeafRank(t *testing.T, fakes *network, hosts []string, opts Options, run func(ctx context.Context, r *deafRank) error) {
@@ -100,7 +104,7 @@ func withDeafRank(t *testing.T, fakes *network, hosts []string, opts Options, ru
 	within, giveUp := context.WithCancel(ctx)
 	defer giveUp()
 	rank := func(number int) error {
-		r := &deafRank{number: number, within: ctx}
+		r := &deafRank{number: number, within: ctx, giveUp: giveUp}
 		o := &group.Options{Rank: number, WorldSize: len(hosts), Addr: addr, Timeout: 20 * time.Second, BootID: hosts[number]}
 		switch number {
 		case 0:
@@ -109,7 +113,7 @@ func withDeafRank(t *testing.T, fakes *network, hosts []string, opts Options, ru
 			o.Addr, r.within, r.hear = deaf, within, held.Unlock
 			r.last = func() {
 				held.Lock()
-				time.AfterFunc(300*time.Millisecond, giveUp)
+				time.AfterFunc(deafFor, giveUp)
 			}
 		}
 		var err error
@@ -155,6 +159,7 @@ func flagsUntold(t *testing.T, fakes *network, hosts []string, opts Options, fla
 		if err != nil {
 			return err
 		}
+		r.giveUp()
 		<-gone
 		if r.number == 0 {
 			var w backend.FlagStore
@@ -253,6 +258,7 @@ func TestMemoryOfARankThatIsNotTold(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		r.giveUp()
 		select {
 		case <-gone:
 		case <-ctx.Done():

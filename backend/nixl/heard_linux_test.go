@@ -42,7 +42,7 @@ func TestRendezvousHeardLate(t *testing.T) {
 		if r.number == 1 {
 			late := func() {
 				r.last()
-				time.AfterFunc(1600*time.Millisecond, r.hear) // later than a rank that has given up waits for most answers
+				time.AfterFunc(deafFor+1300*time.Millisecond, r.hear) // later than a rank that has given up waits for most answers
 			}
 			armed.Store(&late)
 		}

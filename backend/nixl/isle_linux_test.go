@@ -351,12 +351,20 @@ func TestIslanderIsLost(t *testing.T) {
 
 // TestIslandSignalsAreStores: a word of a peer of the island is written at once, and has arrived.
 func TestIslandSignalsAreStores(t *testing.T) {
-	onFakesAt(t, &network{delay: 50 * time.Millisecond}, []string{"a", "a", "b"}, onHosts, func(ctx context.Context, m *memory.Memory) error {
+	var slow atomic.Bool
+	net := &network{slow: func(string) time.Duration {
+		if slow.Load() {
+			return 500 * time.Millisecond
+		}
+		return 0
+	}}
+	onFakesAt(t, net, []string{"a", "a", "b"}, onHosts, func(ctx context.Context, m *memory.Memory) error {
 		b, g := m.Backend().(*Backend), m.Group()
 		f, err := b.NewFlags(ctx, 3)
-		if err != nil {
+		if err := errors.Join(err, g.Barrier(ctx, "made")); err != nil {
 			return err
 		}
+		slow.Store(true)
 		for peer := range 3 {
 			if peer == g.Rank() {
 				continue

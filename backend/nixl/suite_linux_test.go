@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
@@ -188,8 +189,11 @@ func openOn(ctx context.Context, t *testing.T, name string, hosts []string) []*s
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
+	socket, err := l.(*net.TCPListener).File()
+	require.NoError(t, err)
 	cfg.RendezvousAddr, cfg.WorldSize = l.Addr().String(), len(hosts)
-	require.NoError(t, l.Close())
+	cfg.RendezvousFD, err = unix.Dup(int(socket.Fd())) // which is rank 0's
+	require.NoError(t, errors.Join(err, l.Close(), socket.Close()))
 	ranks := make([]*symmem.Rank, len(hosts))
 	var wg sync.WaitGroup
 	for rank, host := range hosts {

@@ -54,6 +54,7 @@ type job struct {
 	what     string
 	result   uint64
 	absent   map[int]bool // PEs that hang instead of coming
+	hung     int          // PEs that have come to where they hang
 	dead     chan struct{}
 	brk      uint64   // the end of what the heap has grown to
 	ends     []uint64 // of its physical memory, piece by piece
@@ -167,6 +168,7 @@ func (l *fakeLib) meetUntil(late *bool, what string, last func() uint64) (uint64
 		m.Violation("%s without the context of GPU %d", what, l.pe)
 	}
 	if j.absent[l.pe] {
+		j.hung++
 		m.Mu.Unlock()
 		<-j.dead // like a PE that hangs in here
 		m.Mu.Lock()
@@ -654,6 +656,13 @@ func (m *machine) work(d *cu.Driver) {
 			return cu.Success
 		})
 	}
+}
+
+// inCall counts the PEs that wait for others in a collective call, or hang there.
+func (m *machine) inCall() int {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	return m.job.came + m.job.hung
 }
 
 // called counts the collective calls of the library whose names begin so.

@@ -414,7 +414,7 @@ func TestRankHangsInStart(t *testing.T) {
 	m := newMachine(3)
 	m.job.absent[1] = true
 	t.Cleanup(m.release)
-	bounded := &group.LocalOptions{Timeout: 2 * time.Second}
+	bounded := &group.LocalOptions{Timeout: 5 * time.Second}
 	for r, err := range backendtest.OnRanks(t, 3, bounded, func(ctx context.Context, g *group.Group) error {
 		o := m.options(g.Rank())
 		if o.KernelTimeout = 300 * time.Millisecond; g.Rank() == 1 {
@@ -423,11 +423,11 @@ func TestRankHangsInStart(t *testing.T) {
 		began := time.Now()
 		if g.Rank() == 1 {
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, time.Second)
+			ctx, cancel = context.WithTimeout(ctx, 2*time.Second)
 			defer cancel()
 		}
 		_, err := New(ctx, g, o)
-		if took := time.Since(began); took > 5*time.Second {
+		if took := time.Since(began); took > 8*time.Second {
 			return fmt.Errorf("took %v: %w", took, err)
 		}
 		return err
@@ -507,10 +507,17 @@ func TestRankDiesInACall(t *testing.T) {
 			m.Mu.Lock()
 			m.job.absent[1] = true
 			m.Mu.Unlock()
-			go func() { time.Sleep(200 * time.Millisecond); g.Abort("it dies") }()
 		}
 		if err := g.Barrier(ctx, "ready"); err != nil {
 			return err
+		}
+		if g.Rank() == 1 {
+			go func() {
+				for m.inCall() < 2 && ctx.Err() == nil {
+					time.Sleep(time.Millisecond)
+				}
+				g.Abort("it dies")
+			}()
 		}
 		began := time.Now()
 		_, err = b.Allocate(ctx, 50<<20)

@@ -353,7 +353,7 @@ func inVainCase(ctx context.Context, e *Env, f func(context.Context, *memory.Mem
 	env := &backend.Env{
 		Group: g, Opened: e.R.Device(), Parent: e.R.Memory().Backend(), ShareDevice: true, Multicast: "off", Getenv: os.Getenv,
 	}
-	m, err := memory.Open(ctx, e.R.Backend(), env, &memory.Options{Channels: 3, KernelTimeout: 400 * time.Millisecond})
+	m, err := memory.Open(ctx, e.R.Backend(), env, &memory.Options{Channels: 3, KernelTimeout: time.Second})
 	if err != nil {
 		return err
 	}

@@ -186,9 +186,10 @@ func TestRunWithAFileOfAnotherPlace(t *testing.T) {
 }
 
 func TestRunKillsWhoWillNotEnd(t *testing.T) {
+	dir := t.TempDir()
 	r := call(t, "", environ(), "run", "-n", "3", "--grace", "300ms", "sh", "-c", `
-		if [ $RANK = 1 ]; then sleep 0.5; exit 4; fi
-		trap "" TERM; while :; do sleep 1; done`)
+		if [ $RANK = 1 ]; then until [ -e "$1/0" ] && [ -e "$1/2" ]; do sleep 0.05; done; exit 4; fi
+		trap "" TERM; touch "$1/$RANK"; while :; do sleep 1; done`, "sh", dir)
 	assert.Equal(t, 4, r.status, "the first that failed counts: %s", r.err)
 	assert.Contains(t, r.err, "rank 1 (process")
 	assert.Contains(t, r.err, "ranks [0 2] have not ended within 300ms")
@@ -422,9 +423,9 @@ func TestRunSecondInterruptNeedsNoReader(t *testing.T) {
 		interrupts int
 		status     int
 	}{
-		"ranks that write on":         {`trap "" INT; while :; do yes; done`, 2, 137},
-		"ranks that end by a signal":  {`exec yes`, 2, 130},
-		"ranks that end when told to": {`trap "exit 5" INT; yes & while :; do sleep 0.05; done`, 2, 5},
+		"ranks that write on":         {`trap 'touch "$1/told.$RANK"' INT; touch "$1/ready.$RANK"; while :; do yes; done`, 2, 137},
+		"ranks that end by a signal":  {`touch "$1/ready.$RANK"; exec yes`, 2, 130},
+		"ranks that end when told to": {`trap 'touch "$1/told.$RANK"; exit 5' INT; touch "$1/ready.$RANK"; yes & while :; do sleep 0.05; done`, 2, 5},
 		// What run itself has to say finds no reader either, and the others are ended all the same.
 		"a rank that fails": {`[ $RANK = 0 ] && { sleep 1; exit 3; }; exec yes`, 1, 3},
 	} {
@@ -435,8 +436,8 @@ func TestRunSecondInterruptNeedsNoReader(t *testing.T) {
 			read, write, err := os.Pipe()
 			require.NoError(t, err)
 			defer func() { require.NoError(t, read.Close()) }()
-			mark := marker()
-			c := &command{cmd: exec.Command(path, "run", "-n", "2", "--grace", "1h", "sh", "-c", tt.program), out: &syncBuffer{}, err: &syncBuffer{}, ended: make(chan error, 1)}
+			dir, mark := t.TempDir(), marker()
+			c := &command{cmd: exec.Command(path, "run", "-n", "2", "--grace", "1h", "sh", "-c", tt.program, "sh", dir), out: &syncBuffer{}, err: &syncBuffer{}, ended: make(chan error, 1)}
 			c.cmd.Env, c.cmd.Stdout, c.cmd.Stderr = environ(mark), write, write
 			require.NoError(t, errors.Join(c.cmd.Start(), write.Close()))
 			go func() { c.ended <- c.cmd.Wait() }()
@@ -446,12 +447,20 @@ func TestRunSecondInterruptNeedsNoReader(t *testing.T) {
 				held, err := unix.IoctlGetInt(int(read.Fd()), unix.TIOCINQ)
 				return err == nil && held > full-1<<12
 			}, patience, 10*time.Millisecond)
+			ended := func() bool { return len(marked(t, mark)) == 2 } // the ranks have
+			all := func(are string) bool {
+				ranks, err := filepath.Glob(filepath.Join(dir, are+".*"))
+				return err == nil && len(ranks) == 2
+			}
 			if tt.interrupts == 1 {
-				require.Eventually(t, func() bool { return len(marked(t, mark)) == 2 }, patience, 10*time.Millisecond, "the ranks have ended")
+				require.Eventually(t, ended, patience, 10*time.Millisecond)
+			} else {
+				require.Eventually(t, func() bool { return all("ready") }, patience, 10*time.Millisecond)
 			}
 			for i := range tt.interrupts {
-				if i > 0 {
-					time.Sleep(300 * time.Millisecond) // two that come at once are one
+				if i > 0 { // two that come at once are one
+					require.Eventually(t, func() bool { return all("told") || ended() }, patience, 10*time.Millisecond)
+					time.Sleep(300 * time.Millisecond) // who ends then has ended
 				}
 				require.NoError(t, c.cmd.Process.Signal(os.Interrupt))
 			}
