@@ -354,7 +354,9 @@ func leavesLap(lap int) int { return 2*lap + 1 }
 
 // lane reports whether rails go on a stream beside the kernels. NCCL's do, which nothing else bounds: all ranks of an island may wait for those of another one, and none of them for
 // another in a kernel.
-func (f *railForm) lane() bool { return f.crosses() && (f.laps > 1 || f.goesStraight() || f.puts == nil) }
+func (f *railForm) lane() bool {
+	return f.crosses() && (f.laps > 1 || f.goesStraight() || f.puts == nil)
+}
 
 // parts says by rank which rail it is on, by the lowest rank there. Ranks behind the last rail are alone.
 func (f *railForm) parts() []int {
