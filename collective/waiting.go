@@ -249,6 +249,9 @@ func (b *Builder) StopIfFailed() {
 // JoinInTime is Join for a lane that waits for other ranks without a bound, as a library's launches do: where it has not come to here when the plan's stream has waited for as long as kernels
 // wait for peers, the plan gives up as where one of its kernels has; why is its error then. Launches of the program that have a method Ask(func() error), as those of libraries, are told
 // of that whatever the streams are at, and end what they wait for. In a program that has Kernels; without a lane it is nothing.
+//
+// What a library has to do first counts too: runs of other plans that it does in their order, on whatever streams they are. So the timeout has to be longer than what may be ahead of
+// them there. Where kernels of several streams do not run at the same time, as under some debuggers and with CUDA_LAUNCH_BLOCKING=1, the lane does not come in time.
 func (b *Builder) JoinInTime(why func() error) {
 	const call = "Builder.JoinInTime"
 	switch {
@@ -283,15 +286,15 @@ func (b *Builder) JoinInTime(why func() error) {
 				c := at.Comm()
 				c.Rank, c.World, c.Table, c.Workspace = uint32(rank), streams, 0, [ptx.Inline]uint64{plan: records[plan], lane: records[lane]}
 				if rank == lane {
-					c.Timeout = math.MaxInt64 // the plan's stream comes, or gives up, in time
+					c.Timeout = min(c.Timeout, math.MaxInt64/laneTimeouts) * laneTimeouts // the plan's stream comes, or gives up, before that
 				}
 				return []any{c}
 			},
 			Fault: func(f ptx.Fault) error {
-				if f.Kernel != ptx.FaultMeet || f.Why != ptx.FaultTimeout {
+				if f.Kernel != ptx.FaultMeet {
 					return nil
 				}
-				return why()
+				return why() // whatever it was: the peers of this barrier are streams, and no ranks
 			},
 		}
 		fault := b.plan.held.fault
@@ -310,14 +313,28 @@ func (b *Builder) JoinInTime(why func() error) {
 	b.Join()
 }
 
+// laneTimeouts is for how many timeouts of kernels a lane waits for the plan's stream, in front of which there may be some kernels that wait as long.
+const laneTimeouts = 8
+
 // asker is a launch that asks, as long as it is not closed, whether a kernel of the plan has given up.
 type asker interface{ Ask(gaveUp func() error) }
 
 // askers makes launches ask, where the lane has to come in time.
 func (w *programWork) askers() {
+	if !w.asks {
+		return
+	}
+	// Who asks may do so while the plan is closed, and looks at a word that can be looked at then too.
+	fault := w.plan.held.fault
+	gaveUp := func() error {
+		if word := fault.Load(); word != 0 {
+			return w.decode(word)
+		}
+		return nil
+	}
 	for _, s := range w.steps {
-		if a, ok := s.launch.(asker); ok && w.asks {
-			a.Ask(w.gaveUp)
+		if a, ok := s.launch.(asker); ok {
+			a.Ask(gaveUp)
 		}
 	}
 }

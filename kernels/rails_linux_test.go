@@ -276,7 +276,6 @@ func TestRailsLateRank(t *testing.T) {
 // TestRailsLateHost: ranks all of which wait in NCCL, for a host that does not come, wait no longer than kernels do.
 func TestRailsLateHost(t *testing.T) {
 	eachRail(t, func(t *testing.T, what string) {
-		t.Parallel() // they wait more than they work
 		backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0}, {1}}, 1, 800*time.Millisecond, nil, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 			return lateRail(ctx, g, m, what, 1, false)
 		}))

@@ -239,7 +239,9 @@ template <class T, int W> SYMMEM_DEVICE void normOneshotPush(const Comm &c, cons
           return f.ok;
         },
         [&] {
-          // The last row of this block's, and the thread has had lines of it from every rank: their blocks of this number are at work.
+          // The last row of this block's, and the thread has had lines of it from every rank: their blocks of this number are at work. Where the lines come from blocks of several numbers, all threads
+          // have had theirs first.
+          if (n.spread != 0) __syncthreads();
           if (tid < vectors && n.rows - row <= gridDim.x) startNext();
         });
   f.close(epoch);

@@ -25,5 +25,6 @@ func main() {
 	cmd.Use = strings.Replace(cmd.Use, "rendezvous", "symmem-rendezvous", 1)
 	cmd.Example = strings.ReplaceAll(cmd.Example, "symmem rendezvous", "symmem-rendezvous")
 	cmd.Version = build.Read().String()
+	cmd.CompletionOptions.DisableDefaultCmd = true // it has no sub-commands
 	os.Exit(cli.Run(context.Background(), p, cmd))
 }

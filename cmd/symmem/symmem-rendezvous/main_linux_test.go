@@ -79,6 +79,7 @@ func TestUsage(t *testing.T) {
 		{"--listen 127.0.0.1:0 --world-sise 2", "did you mean --world-size"},
 		{"--listen 127.0.0.1:0 --world-size 2 now", `symmem-rendezvous takes no arguments, and "now" was given`},
 		{"--listen 127.0.0.1:0 --world-size 2 --backend host", "--backend is for ranks"},
+		{"completion nonsense", `symmem-rendezvous takes no arguments, and "completion" was given`},
 	} {
 		cmd := exec.Command(path, strings.Fields(c.args)...)
 		cmd.Env = []string{}
