@@ -80,7 +80,7 @@ var declared struct {
 // config compares the list with the keys.
 var Reserved = []string{
 	"backend", "rank", "world-size", "local-rank", "local-world-size", "launcher", "rendezvous-addr", "rendezvous-fd", "rendezvous-served", "rendezvous-store", "job", "restart", "token",
-	"timeout", "kernel-timeout", "liveness-timeout", "device", "share-device", "multicast", "net-devices", "unprotected-network", "channels", "max-blocks", "tuning",
+	"timeout", "kernel-timeout", "liveness-timeout", "device", "share-device", "multicast", "net-devices", "unprotected-network", "channels", "max-blocks", "rank-order", "tuning",
 	"log-level", "config", "cuda-library",
 }
 
