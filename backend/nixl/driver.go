@@ -15,7 +15,7 @@ import (
 // thread is worth its price.
 //
 // Where all ranks map each other's memory, of the CPU too, hardly anything goes through the library. A thread that wakes a thousand times a second
-// would only take the processor from ranks that look for each other, so that small collectives take a tenth longer. There a driver looks seldom, and
+// would only take the processor from ranks that look for each other. There a driver looks seldom, and
 // often again as long as this rank has transfers, or once memory is there that the ranks do not map.
 
 const (
