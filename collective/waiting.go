@@ -326,12 +326,7 @@ func (w *programWork) askers() {
 	}
 	// Who asks may do so while the plan is closed, and looks at a word that can be looked at then too.
 	fault := w.plan.held.fault
-	gaveUp := func() error {
-		if word := fault.Load(); word != 0 {
-			return w.decode(word)
-		}
-		return nil
-	}
+	gaveUp := func() error { return w.gaveUpBy(fault) }
 	for _, s := range w.steps {
 		if a, ok := s.launch.(asker); ok {
 			a.Ask(gaveUp)
@@ -356,7 +351,12 @@ func (w *programWork) gaveUp() error {
 	if len(w.waits) == 0 {
 		return nil
 	}
-	if word := w.plan.held.fault.Load(); word != 0 {
+	return w.gaveUpBy(w.plan.held.fault)
+}
+
+// gaveUpBy is the error that a fault word tells of.
+func (w *programWork) gaveUpBy(fault device.FaultWord) error {
+	if word := fault.Load(); word != 0 {
 		return w.decode(word)
 	}
 	return nil

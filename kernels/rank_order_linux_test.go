@@ -17,6 +17,20 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
+// hundred is a rank's memory on the host, and a hundred f32 of it that every rank reaches.
+func hundred(ctx context.Context, g *group.Group, opts *memory.Options) (*memory.Memory, *tensor.Tensor, error) {
+	near, err := host.New(g, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	m := memory.New(near, g, opts)
+	x, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
+	if err != nil {
+		return nil, nil, err
+	}
+	return m, x, x.Rendezvous(ctx)
+}
+
 // TestRankOrder: with RankOrder, Auto takes no form that combines in another order, though it be the fastest, and nobody can ask for one.
 func TestRankOrder(t *testing.T) {
 	registered.RLock()
@@ -39,19 +53,11 @@ func TestRankOrder(t *testing.T) {
 	fastest := &tuning.Table{Rules: []tuning.Rule{{Collective: tuning.AllReduce, Ranks: 2, Steps: []tuning.Step{{Form: other.String()}}}}}
 	tables.Tables = append([]*tuning.Table{fastest}, tables.Tables...)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		near, err := host.New(g, nil)
+		m, x, err := hundred(ctx, g, nil)
 		if err != nil {
 			return err
 		}
-		m := memory.New(near, g, nil)
 		m.SetTuning(tables)
-		x, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
-		if err != nil {
-			return err
-		}
-		if err := x.Rendezvous(ctx); err != nil {
-			return err
-		}
 		var wrong error
 		for _, c := range []struct {
 			opts AllReduceOptions
@@ -84,19 +90,11 @@ func TestRankOrder(t *testing.T) {
 	}))
 	// So it is for all plans with the setting, but for those whose form is named.
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		near, err := host.New(g, nil)
+		m, x, err := hundred(ctx, g, &memory.Options{RankOrder: true})
 		if err != nil {
 			return err
 		}
-		m := memory.New(near, g, &memory.Options{RankOrder: true})
 		m.SetTuning(tables)
-		x, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
-		if err != nil {
-			return err
-		}
-		if err := x.Rendezvous(ctx); err != nil {
-			return err
-		}
 		var wrong error
 		for _, opts := range []*AllReduceOptions{nil, {}, {Algorithm: other}} {
 			p, err := NewAllReduce(ctx, x, Sum, opts)
@@ -118,16 +116,8 @@ func TestRankOrder(t *testing.T) {
 // TestRanksDifferInRankOrder: ranks of which one has the setting are told.
 func TestRanksDifferInRankOrder(t *testing.T) {
 	for rank, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		near, err := host.New(g, nil)
+		m, x, err := hundred(ctx, g, &memory.Options{RankOrder: g.Rank() == 1})
 		if err != nil {
-			return err
-		}
-		m := memory.New(near, g, &memory.Options{RankOrder: g.Rank() == 1})
-		x, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
-		if err != nil {
-			return err
-		}
-		if err := x.Rendezvous(ctx); err != nil {
 			return err
 		}
 		_, err = NewAllReduce(ctx, x, Sum, nil)
