@@ -11,6 +11,8 @@ type Limits struct {
 	Blocks          int // of one multiprocessor, whatever launches they are of; 0: as many as there are threads for
 	Threads         int // of one multiprocessor; 0: as many as there are blocks for
 	Shared          int // bytes of one multiprocessor; 0: enough
+
+	Last func(Thread) bool // whether a block begins only where there is room and no other block waits for it, by its first thread; nil: none does
 }
 
 func (l Limits) holds(blocks, threads, shared int) bool {
@@ -19,7 +21,7 @@ func (l Limits) holds(blocks, threads, shared int) bool {
 
 // Limit gives a device limits, before anything is launched on it. A block begins only when a multiprocessor has room for it, and keeps its place until all
 // of its threads have ended: nothing takes it away. Which block begins where there is room for one, of all launches that have begun on the device and of all of
-// their blocks, is chosen.
+// their blocks, is chosen, but that those of Limits.Last come last.
 func (m *Machine) Limit(device int, l Limits) {
 	d := &floor{limits: l}
 	for range l.Multiprocessors {
@@ -64,7 +66,13 @@ func (m *Machine) admit(d *floor) {
 		// Those that fit somewhere: of one launch all blocks are alike.
 		var able []*launch
 		var where []int
-		for _, l := range d.waiting {
+		waiting := d.waiting
+		if d.limits.Last != nil {
+			if first := slices.DeleteFunc(slices.Clone(waiting), func(l *launch) bool { return len(m.notLast(d, l)) == 0 }); len(first) > 0 {
+				waiting = first
+			}
+		}
+		for _, l := range waiting {
 			best := -1
 			for i, p := range d.processors {
 				if d.limits.holds(p.blocks+1, p.threads+l.threads(), p.shared+l.f.module.bytes) && (best < 0 || p.threads < d.processors[best].threads) {
@@ -83,12 +91,15 @@ func (m *Machine) admit(d *floor) {
 			k = m.choose.Choose(len(able))
 		}
 		l := able[k]
-		i := 0
-		if n := len(l.outside); n > 1 {
-			i = m.choose.Choose(n)
+		among := m.notLast(d, l)
+		if len(among) == 0 {
+			among = l.outside
 		}
-		b := l.outside[i]
-		l.outside = slices.Delete(l.outside, i, i+1)
+		b := among[0]
+		if n := len(among); n > 1 {
+			b = among[m.choose.Choose(n)]
+		}
+		l.outside = slices.DeleteFunc(slices.Clone(l.outside), func(o *block) bool { return o == b })
 		if len(l.outside) == 0 {
 			d.waiting = slices.DeleteFunc(d.waiting, func(o *launch) bool { return o == l })
 		}
@@ -101,6 +112,14 @@ func (m *Machine) admit(d *floor) {
 			m.wake(&b.threads[j])
 		}
 	}
+}
+
+// notLast are the blocks of a launch that have not begun, but for those that begin last.
+func (m *Machine) notLast(d *floor, l *launch) []*block {
+	if d.limits.Last == nil {
+		return l.outside
+	}
+	return slices.DeleteFunc(slices.Clone(l.outside), func(b *block) bool { return d.limits.Last(m.who(&b.threads[0])) })
 }
 
 // vacate is a block that has ended.

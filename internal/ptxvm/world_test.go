@@ -651,10 +651,7 @@ func forTwo(tb testing.TB, memory *Memory, c Config, ranks, blocks int) (m *Mach
 	m = New(memory, c)
 	for r := range ranks {
 		m.Limit(r, Limits{Multiprocessors: 1, Blocks: 2 * blocks})
-		idle, err := idler()
-		require.NoError(tb, err)
-		turns := 1 + rand.New(rand.NewPCG(c.Seed, uint64(r))).IntN(1000)
-		require.NoError(tb, m.NewStream(r).Launch(Launch{Function: idle.Function("idle"), Block: [3]uint32{1}, Params: [][]byte{u32(uint32(turns))}}))
+		idle(tb, m.NewStream(r), 1, 1+rand.New(rand.NewPCG(c.Seed, uint64(r))).IntN(1000))
 	}
 	for i := range streams {
 		for r := range ranks {
@@ -666,6 +663,13 @@ func forTwo(tb testing.TB, memory *Memory, c Config, ranks, blocks int) (m *Mach
 		}
 	}
 	return m, streams
+}
+
+// idle keeps so many places for so many turns of a loop.
+func idle(tb testing.TB, s *Stream, blocks, turns int) {
+	module, err := idler()
+	require.NoError(tb, err)
+	require.NoError(tb, s.Launch(Launch{Function: module.Function("idle"), Grid: [3]uint32{uint32(blocks)}, Block: [3]uint32{1}, Params: [][]byte{u32(uint32(turns))}}))
 }
 
 // runTwice runs two plans on two streams, each of several launches, on devices that hold no more than the blocks of both, and that have another kernel's block in
