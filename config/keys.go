@@ -81,7 +81,7 @@ var specs = []*spec{
 		func(c *Config) any { return &c.RendezvousServed }},
 	{"rendezvous-fd", "descriptor of a listening socket that rank 0 has inherited for the rendezvous service; -1 is none",
 		func(c *Config) any { return &c.RendezvousFD }},
-	{"rendezvous-store", "where symmem rendezvous keeps the state of the job, so that one that is started again goes on with it: etcd://HOST:PORT/PREFIX; " +
+	{"rendezvous-store", "where symmem rendezvous keeps the state of its jobs, so that one that is started again goes on with them: etcd://HOST:PORT/PREFIX; " +
 		"with a password in it prefer " + envPrefix + "RENDEZVOUS_STORE; empty keeps nothing",
 		func(c *Config) any { return &c.RendezvousStore }},
 	{"job", "id of the job; empty asks the launcher",

@@ -124,9 +124,9 @@ func TestSlowloris(t *testing.T) {
 		})
 	}
 	most := func() int {
-		service.listener.mu.Lock()
-		defer service.listener.mu.Unlock()
-		return len(service.listener.pending)
+		service.front.listener.mu.Lock()
+		defer service.front.listener.mu.Unlock()
+		return len(service.front.listener.pending)
 	}
 	require.Eventually(t, func() bool { return most() == lim.pending }, 10*time.Second, time.Millisecond)
 	joined := make(chan struct{})
@@ -204,9 +204,9 @@ func TestStrangersEnd(t *testing.T) {
 			endsSoon(t, trusted)
 			endsSoon(t, large)
 			require.Eventually(t, func() bool {
-				service.listener.mu.Lock()
-				defer service.listener.mu.Unlock()
-				return len(service.listener.pending) == 0
+				service.front.listener.mu.Lock()
+				defer service.front.listener.mu.Unlock()
+				return len(service.front.listener.pending) == 0
 			}, 30*time.Second, 5*time.Millisecond)
 			finish()
 		})
@@ -388,7 +388,7 @@ func TestDeafRank(t *testing.T) {
 	deaf := &serviceConn{service: service, socket: c.socket, outbox: newOutbox(lim.queued, lim.queueBytes), gone: make(chan struct{})}
 	deaf.rank.Store(1)
 	var wait sync.WaitGroup
-	wait.Go(func() { deaf.read(stuck, make(chan *pb.Hello, 1)) })
+	wait.Go(func() { deaf.read(stuck) })
 	wait.Go(func() { deaf.write(stuck) })
 	require.Eventually(t, deaf.outbox.full, 30*time.Second, time.Millisecond)
 	asked := func() int {
@@ -615,7 +615,7 @@ func TestCloseWithStrangers(t *testing.T) {
 			groups, failures := tryJob(t, 2, Options{})
 			requireNone(t, failures)
 			service := groups[0].session.transport.(*hostTransport).service
-			addr := service.listener.Addr().String()
+			addr := service.front.listener.Addr().String()
 			silent, err := net.Dial("tcp", addr)
 			require.NoError(t, err)
 			defer silent.Close()
@@ -625,9 +625,9 @@ func TestCloseWithStrangers(t *testing.T) {
 			_, err = handshakeClient(t.Context(), greeted, &Options{Addr: addr})
 			require.NoError(t, err)
 			require.Eventually(t, func() bool {
-				service.listener.mu.Lock()
-				defer service.listener.mu.Unlock()
-				return len(service.listener.pending) == 2
+				service.front.listener.mu.Lock()
+				defer service.front.listener.mu.Unlock()
+				return len(service.front.listener.pending) == 2
 			}, 10*time.Second, time.Millisecond)
 			if leaves {
 				require.NoError(t, groups[1].Close(testContext(t)))
@@ -685,7 +685,7 @@ func TestAdmittedConnectionStays(t *testing.T) {
 	base := Options{Rank: 0, WorldSize: 2, Addr: l.Addr().String(), Timeout: 20 * time.Second}
 	o, err := base.checked()
 	require.NoError(t, err)
-	service := &service{hub: newHub(2, lim), options: o, limits: lim, logger: l.logger, listener: l, attached: make(map[int]*serviceConn)}
+	service := &service{hub: newHub(2, lim), options: o, limits: lim, logger: l.logger, attached: make(map[int]*serviceConn)}
 	hello := &pb.Hello{WorldSize: 2, Member: Member{WorldRank: 1}.toWire(), Session: "one"}
 	accepted := func() *serviceConn {
 		t.Helper()
@@ -803,7 +803,7 @@ func TestSpeaksBeforeItIsRefused(t *testing.T) {
 	o, err := (&Options{WorldSize: 2, Addr: l.Addr().String()}).checked()
 	require.NoError(t, err)
 	h := newHub(2, lim)
-	s := &service{hub: h, options: o, limits: lim, logger: l.logger, listener: l, attached: make(map[int]*serviceConn)}
+	s := &service{hub: h, options: o, limits: lim, logger: l.logger, attached: make(map[int]*serviceConn)}
 	accepted := func() *serviceConn {
 		near, far := net.Pipe()
 		t.Cleanup(func() { _, _ = near.Close(), far.Close() })

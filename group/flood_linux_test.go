@@ -156,10 +156,10 @@ func TestManyStrangers(t *testing.T) {
 			}
 			require.Eventually(t, func() bool { return opened.Load() >= strangers }, 30*time.Second, time.Millisecond)
 			finish()
-			service.listener.mu.Lock()
-			defer service.listener.mu.Unlock()
-			require.Empty(t, service.listener.pending)
-			require.Empty(t, service.listener.sources)
+			service.front.listener.mu.Lock()
+			defer service.front.listener.mu.Unlock()
+			require.Empty(t, service.front.listener.pending)
+			require.Empty(t, service.front.listener.sources)
 		})
 	}
 }

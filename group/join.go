@@ -71,7 +71,7 @@ func join(ctx context.Context, o *Options) (*Group, error) {
 	if err := meet(ctx, g, m); err != nil {
 		s.close()
 		if t, ok := s.transport.(*hostTransport); ok && t.service != nil {
-			err = errors.Join(err, t.service.listener.hindrance())
+			err = errors.Join(err, t.service.front.listener.hindrance())
 		}
 		// The others are told why before the connection ends; that is bounded by a short timeout.
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*graceTimeout)
@@ -150,7 +150,7 @@ func (t *hostTransport) goodbye(ctx context.Context) error {
 	defer t.service.stop()
 	select {
 	case <-t.hub.gone():
-		t.service.drain(ctx)
+		t.service.front.drain(ctx)
 		return nil
 	case <-ctx.Done():
 		missing := t.hub.attached()

@@ -700,7 +700,7 @@ func TestLossBetweenConnections(t *testing.T) {
 		near, far := net.Pipe()
 		t.Cleanup(func() { _, _ = near.Close(), far.Close() })
 		c := &serviceConn{
-			service: s, socket: s.listener.track(near), outbox: newOutbox(100, 1<<20), gone: make(chan struct{}),
+			service: s, socket: s.front.listener.track(near), outbox: newOutbox(100, 1<<20), gone: make(chan struct{}),
 		}
 		c.rank.Store(-1)
 		require.Nil(t, c.admit(hello))

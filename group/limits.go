@@ -18,6 +18,8 @@ type limits struct {
 	unproven  int64         // bytes that are read from a connection before a rank is admitted on it
 	returning int64         // the same where a rank may come back to a service that was started again, and says what it waits for
 	lent      int64         // bytes beyond unproven that are read from all such connections together
+	jobs      int           // that ServeJobs has at a time
+	jobRanks  int           // of all of them
 
 	keys       int   // in all stores of the job
 	storeBytes int64 // of keys and values in all stores of the job
@@ -37,6 +39,8 @@ var defaultLimits = limits{
 	unproven:  256 << 10,
 	returning: 16 << 20, // twice what a rank says that waits for as many calls as it may, in groups with the longest names
 	lent:      128 << 20,
+	jobs:      MaxJobs,
+	jobRanks:  maxJobRanks,
 
 	keys:       1 << 18,
 	storeBytes: 256 << 20,

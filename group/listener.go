@@ -88,14 +88,15 @@ type serviceSocket struct {
 	proven    atomic.Bool // its peer knows the token
 	evicted   atomic.Bool // it was ended for others
 	admitted  atomic.Bool
-	received  atomic.Int64 // bytes, until a rank is admitted
-	returns   atomic.Bool  // a rank may come back on it
-	lent      int64        // guarded by the listener's lock: how many bytes beyond the bound were read
-	claimed   bool         // likewise: a rank is being admitted, and nobody ends the connection meanwhile
-	connected atomic.Bool  // a rank has said hello on it
-	liveness  atomic.Int64 // nanoseconds of silence after which the rank counts the service as lost, if it says so
-	due       atomic.Int64 // bytes of the messages that gRPC was given to send
-	messages  atomic.Int64 // bytes of messages that the system has taken to send
+	service   atomic.Pointer[service] // that of the rank that was admitted
+	received  atomic.Int64            // bytes, until a rank is admitted
+	returns   atomic.Bool             // a rank may come back on it
+	lent      int64                   // guarded by the listener's lock: how many bytes beyond the bound were read
+	claimed   bool                    // likewise: a rank is being admitted, and nobody ends the connection meanwhile
+	connected atomic.Bool             // a rank has said hello on it
+	liveness  atomic.Int64            // nanoseconds of silence after which the rank counts the service as lost, if it says so
+	due       atomic.Int64            // bytes of the messages that gRPC was given to send
+	messages  atomic.Int64            // bytes of messages that the system has taken to send
 }
 
 var errUnproven = errors.New("too much was sent before a rank was admitted")

@@ -62,6 +62,8 @@ type Options struct {
 	// Store, for Serve alone, is the URL of a store that keeps the state of the job, such as etcd://10.0.0.1:2379/symmem, so that a service that is started
 	// again goes on with it. The program imports the kind's package: [github.com/symmem/symmem/group/durable/etcd]. "" keeps nothing.
 	Store string
+	// Stay, for ServeJobs alone, goes on where no job is left, until the context ends.
+	Stay bool
 	// BootID pretends that this rank runs on another machine. "" is the truth.
 	BootID string
 	// Logger takes the rank's events: ranks that come, leave or are lost, refusals. Nil is silence.
@@ -152,8 +154,12 @@ func (o *Options) checkedFor(op string) (*Options, error) {
 		return nil, invalid(op, "Listener", c.Listener.Addr(), "none where the rendezvous is served already")
 	case c.TLS != nil && c.Token == "":
 		return nil, invalid(op, "TLS", "set without a token", "certificates together with Options.Token")
-	case c.Store != "" && op != "Serve":
-		return nil, invalid(op, "Store", durable.Redacted(c.Store), "none but for Serve: the ranks do not speak to it")
+	case c.Store != "" && op == "Join":
+		return nil, invalid(op, "Store", durable.Redacted(c.Store), "none but for Serve and ServeJobs: the ranks do not speak to it")
+	case c.Stay && op != "ServeJobs":
+		return nil, invalid(op, "Stay", c.Stay, "false but for ServeJobs")
+	case op == "ServeJobs" && (o.WorldSize != 0 || o.Job != "" || o.Restart != 0):
+		return nil, invalid(op, "WorldSize, Job and Restart", fmt.Sprintf("%d, %s and %d", o.WorldSize, quoteJob(o.Job), o.Restart), "none: each job has its own")
 	case len(c.Job) > maxText:
 		return nil, invalid(op, "len(Job)", len(c.Job), fmt.Sprintf("at most %d bytes", maxText))
 	case (c.WorldSize > 1 || c.Served || op != "Join") && c.Listener == nil && c.Addr == "":

@@ -64,6 +64,16 @@ func Serve(ctx context.Context, opts *Options) (err error) {
 		err = errors.Join(err, k.end(ctx, over))
 		s.stop()
 	}()
+	over, err = s.serveUntilOver(ctx, 0)
+	if over && err == nil {
+		s.front.drain(ctx)
+	}
+	return err
+}
+
+// serveUntilOver waits until the job is over, and all that it has told is kept, and reports whether it is. It waits so long for the first rank, after which it counts as over too; 0 is for ever.
+func (s *service) serveUntilOver(ctx context.Context, first time.Duration) (over bool, err error) {
+	h, k, o := s.hub, s.hub.keeper, s.options
 	missing := func(ranks []int, since time.Time, err error) error {
 		return &MissingRanksError{Op: "serving the rendezvous of job " + quoteJob(o.Job), Missing: ranks, Size: o.WorldSize, Waited: time.Since(since), Err: err}
 	}
@@ -83,31 +93,28 @@ func Serve(ctx context.Context, opts *Options) (err error) {
 		}
 		present, absent := h.standing()
 		switch {
+		case len(absent) == o.WorldSize && first > 0 && time.Since(started) > first:
+			return true, k.flush(ctx)
 		case len(present) > 0 || len(absent) == o.WorldSize:
 			alone = time.Time{}
 		case len(absent) == 0 && k != nil && k.restored && time.Since(started) < o.returnTime():
 			// A rank that has left may not know yet that it has: it comes again to be told.
 		case len(absent) == 0:
-			over = true
-			if err := k.flush(ctx); err != nil {
-				return err
-			}
-			s.drain(ctx)
-			return nil
+			return true, k.flush(ctx)
 		case alone.IsZero():
 			alone = time.Now()
 		case time.Since(alone) > o.Timeout:
-			return missing(absent, alone, context.DeadlineExceeded)
+			return false, missing(absent, alone, context.DeadlineExceeded)
 		}
 		select {
 		case <-look.C:
 		case <-k.broken():
-			return k.err
+			return false, k.err
 		case <-ctx.Done():
 			if len(present) > 0 {
-				return missing(present, started, ctx.Err())
+				return false, missing(present, started, ctx.Err())
 			}
-			return missing(absent, started, ctx.Err())
+			return false, missing(absent, started, ctx.Err())
 		}
 	}
 }

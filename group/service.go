@@ -2,7 +2,6 @@ package group
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -14,8 +13,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/symmem/symmem/group/internal/pb"
@@ -36,22 +33,22 @@ const (
 // maxHeaders bounds the headers of a stream, in bytes.
 const maxHeaders = 8 << 10
 
-// service lets the ranks of other processes reach the hub of rank 0.
+// service lets the ranks of one job reach its hub from other processes.
 type service struct {
-	pb.UnimplementedRendezvousServer
-
+	front    *front
 	hub      *hub
 	options  *Options
 	logger   *slog.Logger
 	limits   *limits
-	listener *boundedListener
-	server   *grpc.Server
 	again    bool // the ranks may open the job again here when it is over, as rank 0 serves
+	many     bool // other jobs are served at the same address
 	stopping chan struct{}
-	work     sync.WaitGroup // every goroutine of the service that gRPC does not wait for
+	once     sync.Once      // that closes it
+	work     sync.WaitGroup // the watch; what streams have started is the front's
 
 	mu       sync.Mutex
 	stopped  bool
+	serving  int                  // streams of ranks that were admitted
 	attached map[int]*serviceConn // by world rank
 }
 
@@ -80,196 +77,96 @@ const (
 	phaseReplaced
 )
 
-// startService serves on l until stop is called. It takes over l. again says that the ranks may open the job again when it is over.
+// startService serves a job on l until stop is called. It takes over l. again says that the ranks may open the job again when it is over.
 func startService(l net.Listener, h *hub, o *Options, again bool, logger *slog.Logger) (*service, error) {
-	var certificates *tls.Config
-	if o.Token != "" {
-		var err error
-		if certificates, err = serviceTLS(o); err != nil {
-			return nil, errors.Join(err, l.Close())
-		}
+	s := newService(h, o, again, logger.With("service", l.Addr().String()))
+	f, err := newFront(l, o, s.logger)
+	if err != nil {
+		return nil, err
 	}
-	s := &service{
-		hub:      h,
-		options:  o,
-		limits:   o.bounds(),
-		logger:   logger.With("service", l.Addr().String()),
-		again:    again,
-		stopping: make(chan struct{}),
-		attached: make(map[int]*serviceConn),
-	}
-	s.listener = newBoundedListener(l, s.limits, s.logger)
-	s.server = grpc.NewServer(
-		grpc.Creds(&gate{service: s, certificates: certificates}),
-		grpc.ForceServerCodecV2(newFrameCodec()),
-		grpc.ConnectionTimeout(s.limits.handshake),
-		grpc.MaxConcurrentStreams(2), // Connect and Beat
-		grpc.MaxHeaderListSize(maxHeaders),
-		grpc.MaxRecvMsgSize(maxClientMessage),
-		grpc.MaxSendMsgSize(maxServerMessage),
-		grpc.WriteBufferSize(streamBuffer),
-		grpc.InitialWindowSize(requestWindow),
-		grpc.InitialConnWindowSize(requestWindow),
-		grpc.WaitForHandlers(true),
-	)
-	pb.RegisterRendezvousServer(s.server, s)
-	s.work.Go(func() {
-		if err := s.server.Serve(s.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) && !errors.Is(err, net.ErrClosed) {
-			s.logger.Error("serving the rendezvous", "error", err)
-		}
-	})
+	s.front, f.returns = f, h.keeper != nil && h.keeper.restored // where no service was before this one, nobody comes back
+	f.find = func(context.Context, *pb.Hello) (*service, error) { return s, nil }
+	f.start()
 	s.work.Go(s.watch)
 	return s, nil
 }
 
-// stop ends all connections and waits for the service's goroutines.
+// newService makes what a job needs, and starts nothing.
+func newService(h *hub, o *Options, again bool, logger *slog.Logger) *service {
+	return &service{hub: h, options: o, limits: o.bounds(), logger: logger, again: again, stopping: make(chan struct{}), attached: make(map[int]*serviceConn)}
+}
+
+// stop ends all connections, also those that are of no job yet, and waits for the goroutines.
 func (s *service) stop() {
-	s.mu.Lock()
-	stopped := s.stopped
-	s.stopped = true
-	s.mu.Unlock()
-	if !stopped {
-		close(s.stopping)
-	}
-	s.closeListener() // gRPC waits for the handshakes that are under way
-	s.server.Stop()
+	s.end()
+	s.front.stop()
 	s.work.Wait()
 }
 
-// closeListener accepts no more connections, and ends those on which no rank was admitted.
-func (s *service) closeListener() {
-	if err := s.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-		s.logger.Debug("closing the listener", "error", err)
-	}
+// shut lets no further rank in, if nobody is there, and reports whether that is so.
+func (s *service) shut() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = s.stopped || len(s.hub.attached()) == 0
+	return s.stopped
 }
 
-// drain waits a moment, but not past the context, for the connections of ranks that have left, so that their goodbyes are
-// answered.
-func (s *service) drain(ctx context.Context) {
-	ended := make(chan struct{})
-	timer := time.NewTimer(graceTimeout)
-	defer timer.Stop()
-	s.closeListener()
-	s.work.Go(func() {
-		s.server.GracefulStop()
-		close(ended)
-	})
-	select {
-	case <-ended:
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+// end lets the streams of all ranks end, and no further rank in.
+func (s *service) end() {
+	s.mu.Lock()
+	s.stopped = true
+	s.mu.Unlock()
+	s.once.Do(func() { close(s.stopping) })
 }
 
-// gate is gRPC's view of the handshake that every connection begins with.
-type gate struct {
-	service      *service
-	certificates *tls.Config
+// enter counts the stream of a rank that was admitted. leave is called when it ends.
+func (s *service) enter() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.serving++
 }
 
-// gateInfo finds the connection of a stream.
-type gateInfo struct {
-	credentials.CommonAuthInfo
-	socket *serviceSocket
+func (s *service) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.serving--
 }
 
-// AuthType names the handshake.
-func (gateInfo) AuthType() string { return protocolMagic }
-
-// ServerHandshake admits a connection whose peer knows the token. gRPC has set a deadline.
-func (g *gate) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	socket, ok := raw.(*serviceSocket)
-	if !ok {
-		return nil, nil, closing(fmt.Errorf("a connection of the type %T is not the listener's", raw), raw)
-	}
-	conn, err := handshakeService(raw, g.service.options, g.certificates)
-	if err != nil {
-		if !socket.evicted.Load() { // else it is told already
-			g.service.logger.Warn("refused a connection", "from", raw.RemoteAddr(), "error", err)
+// settle waits a moment, but not past the context, for the streams of ranks that have left, so that their goodbyes are answered.
+func (s *service) settle(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, graceTimeout)
+	defer cancel()
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for {
+		s.mu.Lock()
+		n := s.serving
+		s.mu.Unlock()
+		if n == 0 {
+			return
 		}
-		return nil, nil, closing(err, raw)
-	}
-	// Where no service was before this one, nobody comes back.
-	socket.returns.Store(g.service.hub.keeper != nil && g.service.hub.keeper.restored)
-	level := credentials.NoSecurity
-	if g.certificates != nil {
-		level = credentials.PrivacyAndIntegrity
-		socket.proven.Store(true)
-	}
-	return &countingConn{Conn: conn, count: &socket.messages}, gateInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: level}, socket: socket}, nil
-}
-
-// ClientHandshake is not used: ranks make their connections themselves.
-func (g *gate) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("the service's credentials are not for clients")
-}
-
-// Info names the handshake.
-func (g *gate) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: protocolMagic}
-}
-
-// Clone returns g itself, which never changes.
-func (g *gate) Clone() credentials.TransportCredentials { return g }
-
-// OverrideServerName is for clients.
-func (g *gate) OverrideServerName(string) error { return nil }
-
-// socketOf returns the connection that a stream runs over.
-func socketOf(ctx context.Context) (*serviceSocket, error) {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return nil, errors.New("the connection is unknown")
-	}
-	info, ok := p.AuthInfo.(gateInfo)
-	if !ok {
-		return nil, errors.New("the connection has passed no handshake")
-	}
-	return info.socket, nil
-}
-
-// Connect serves one rank for as long as it takes part. The connection ends soon after.
-func (s *service) Connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.ServerMessage]) error {
-	socket, err := socketOf(stream.Context())
-	if err != nil {
-		return err
-	}
-	if socket.connected.Swap(true) {
-		return status.Error(codes.AlreadyExists, "a rank connects once over a connection")
-	}
-	defer time.AfterFunc(graceTimeout, func() { // most often the rank has closed it by then
-		if err := socket.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-			s.logger.Debug("closing a connection", "from", socket.RemoteAddr(), "error", err)
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return
 		}
-	})
+	}
+}
+
+// connect serves the rank that says hello for as long as it takes part.
+func (s *service) connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.ServerMessage], socket *serviceSocket, h *pb.Hello) error {
 	c := &serviceConn{service: s, socket: socket, outbox: newOutbox(s.limits.queued, s.limits.queueBytes), gone: make(chan struct{})}
 	c.rank.Store(-1)
-	hello := make(chan *pb.Hello, 1)
-	s.work.Go(func() { c.read(stream, hello) })
-
-	var refusal *RefusedError
-	select { // the watch ends a connection on which no hello comes
-	case h, ok := <-hello:
-		switch {
-		case !ok:
-			return nil
-		case h == nil:
-			refusal = refused(RefusedProtocol, "the first message was no hello")
-		default:
-			refusal = c.admit(h)
-		}
-	case <-s.stopping:
-		return nil
-	}
+	refusal := c.admit(h)
 	if refusal == refusedEnding && (s.hub.keeper != nil || s.again) || refusal == refusedDropped || c.early && s.ends(stream.Context()) {
 		return status.Error(codes.Unavailable, refusal.Text) // another service goes on with the job, or begins it again, or the rank comes again
 	}
 	if refusal != nil {
-		s.logger.Warn("refused a rank", "from", socket.RemoteAddr(), "reason", refusal.Text)
-		return c.socket.send(stream, &pb.ServerMessage{Body: &pb.ServerMessage_Refusal{Refusal: &pb.Refusal{
-			Reason: uint32(refusal.Reason), Text: refusal.Text,
-		}}})
+		return refuse(stream, socket, refusal, s.logger)
 	}
+	s.enter()
+	defer s.leave()
+	s.front.work.Go(func() { c.read(stream) })
 	c.write(stream)
 	if s.hub.keeper != nil && !c.parted.Load() {
 		// Not as after a goodbye: the rank is to look for the next service.
@@ -278,17 +175,10 @@ func (s *service) Connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.S
 	return nil
 }
 
-// Beat exchanges heartbeats with a rank. What counts is that bytes come; see heardConn.
-func (s *service) Beat(stream grpc.BidiStreamingServer[pb.Heartbeat, pb.Heartbeat]) error {
-	socket, err := socketOf(stream.Context())
-	if err != nil {
-		return err
-	}
-	if !socket.admitted.Load() {
-		return status.Error(codes.FailedPrecondition, "no rank was admitted on this connection")
-	}
+// beat sends a rank heartbeats until the stream has ended.
+func (s *service) beat(stream grpc.BidiStreamingServer[pb.Heartbeat, pb.Heartbeat], socket *serviceSocket) error {
 	ended := make(chan struct{})
-	s.work.Go(func() {
+	s.front.work.Go(func() {
 		defer close(ended)
 		for {
 			if _, err := stream.Recv(); err != nil {
@@ -340,6 +230,9 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 	case h.GetRestart() != int64(o.Restart):
 		return refused(RefusedRestart, "this is attempt %d of the job, not %d", o.Restart, h.GetRestart())
 	case h.GetWorldSize() != int64(o.WorldSize):
+		if present, absent := s.hub.standing(); s.many && len(present)+len(absent) == 0 {
+			return refusedEnding // the job is over, and may be opened again with any number of ranks
+		}
 		return refused(RefusedWorldSize, "this world has %d ranks, not %d", o.WorldSize, h.GetWorldSize())
 	case m.WorldRank < 0 || m.WorldRank >= o.WorldSize:
 		return refused(RefusedRank, "rank %d is outside of a world of %d", m.WorldRank, o.WorldSize)
@@ -368,13 +261,18 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 		if before != rankPresent || !s.replace(m.WorldRank, c, welcome) {
 			c.socket.unclaim()
 			if before == rankPresent {
-				return refused(RefusedDuplicate, "rank %d is present already; every rank needs its own number", m.WorldRank)
+				text := "rank %d is present already; every rank needs its own number"
+				if s.many {
+					text += ", and every job its own name: set SYMMEM_JOB"
+				}
+				return refused(RefusedDuplicate, text, m.WorldRank)
 			}
 			c.early = s.again && before == rankLeft
 			return refused(RefusedLate, "rank %d has left this job or was lost; a rank that starts again needs a new attempt of the job",
 				m.WorldRank)
 		}
 	}
+	c.socket.service.Store(s)
 	c.rank.Store(int64(m.WorldRank)) // not before: what it says until then would be taken for that of the rank that is present already
 	s.attached[m.WorldRank] = c
 	c.socket.admit()
@@ -482,14 +380,8 @@ func (s *service) flush() {
 	}
 }
 
-// read takes the rank's messages until the stream ends. The first goes to hello.
-func (c *serviceConn) read(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.ServerMessage], hello chan<- *pb.Hello) {
-	first, err := stream.Recv()
-	if err != nil {
-		close(hello)
-		return
-	}
-	hello <- first.GetHello()
+// read takes the messages of a rank that was admitted until the stream ends.
+func (c *serviceConn) read(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.ServerMessage]) {
 	for {
 		m, err := stream.Recv()
 		switch {
@@ -520,7 +412,7 @@ func (c *serviceConn) read(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.
 func (c *serviceConn) serve(m *pb.ClientMessage) bool {
 	h := c.service.hub
 	rank := c.attachedRank()
-	if rank < 0 { // it sends requests without waiting for its welcome
+	if rank < 0 { // what was not admitted says nothing
 		return false
 	}
 	if !c.phase.CompareAndSwap(phaseFresh, phaseSpoken) && c.phase.Load() == phaseReplaced {
@@ -649,7 +541,7 @@ func beatInterval(own time.Duration, theirs int64) time.Duration {
 	return heartbeatInterval(own)
 }
 
-// watch ends the connections of silent ranks, and those on which nobody was admitted in time.
+// watch ends the connections of silent ranks.
 func (s *service) watch() {
 	interval := min(heartbeatInterval(s.options.LivenessTimeout), s.limits.handshake/4)
 	ticker := time.NewTicker(interval)
@@ -664,9 +556,6 @@ func (s *service) watch() {
 		// If this process did not get to run, neither did the goroutines that read from the ranks, so silence proves nothing.
 		late := time.Since(last) > 2*interval
 		last = time.Now()
-		if err := s.listener.closePending(s.limits.handshake); err != nil {
-			s.logger.Debug("closing connections on which no rank was admitted", "error", err)
-		}
 		for _, lost := range s.silent(late) {
 			lost.conn.lose(lost.reason)
 			// Its writer may be blocked in a full connection.

@@ -248,7 +248,7 @@ func TestBrokenWhileServiceStops(t *testing.T) {
 	defer l.Close()
 	o, err := (&Options{WorldSize: 2, Addr: l.Addr().String(), Timeout: time.Minute}).checked()
 	require.NoError(t, err)
-	s := &service{hub: newHub(2, lim), options: o, limits: lim, logger: l.logger, listener: l, attached: make(map[int]*serviceConn)}
+	s := &service{hub: newHub(2, lim), options: o, limits: lim, logger: l.logger, attached: make(map[int]*serviceConn)}
 	admitted := func() *serviceConn {
 		near, far := net.Pipe()
 		t.Cleanup(func() { _, _ = near.Close(), far.Close() })

@@ -72,6 +72,55 @@ func TestRendezvous(t *testing.T) {
 	assert.Contains(t, r.err, "rank attached")
 }
 
+// TestRendezvousJobs: without a number of ranks it is for any jobs, and ends with the last; to stay is said to it, and a signal ends it then.
+func TestRendezvousJobs(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, stay := range []bool{false, true} {
+		addr := freeAddress(t)
+		args := []string{"rendezvous", "--listen", addr}
+		if stay {
+			args = append(args, "--stay")
+		}
+		ended := make(chan result, 1)
+		go func() { ended <- call(t, "", environ("SYMMEM_TOKEN=0123456789abcdef"), args...) }()
+		there := make(chan *group.Group, 5)
+		var wait sync.WaitGroup
+		for job, size := range map[string]int{"two": 2, "three": 3} {
+			for rank := range size {
+				wait.Go(func() {
+					g, err := group.Join(ctx, &group.Options{Rank: rank, WorldSize: size, Addr: addr, Served: true, Job: job, Token: "0123456789abcdef"})
+					if assert.NoError(t, err) {
+						there <- g
+					}
+				})
+			}
+		}
+		wait.Wait()
+		close(there)
+		for g := range there {
+			require.NoError(t, g.Close(ctx))
+		}
+		if stay {
+			select {
+			case r := <-ended:
+				t.Fatal("it did not stay:", r.status, r.err)
+			case <-time.After(300 * time.Millisecond):
+			}
+			self, err := os.FindProcess(os.Getpid())
+			require.NoError(t, err)
+			require.NoError(t, self.Signal(syscall.SIGTERM))
+		}
+		r := <-ended
+		want := exit.OK
+		if stay {
+			want = launch.SignalStatus(syscall.SIGTERM)
+		}
+		assert.Equal(t, want, r.status, r.err)
+		assert.Equal(t, "rendezvous at "+addr+"\n", r.out)
+	}
+}
+
 // TestRendezvousEnds: a signal ends it, with the status that shells define.
 func TestRendezvousEnds(t *testing.T) {
 	addr := freeAddress(t)
@@ -102,7 +151,10 @@ func TestRendezvousRefuses(t *testing.T) {
 		says   string
 	}{
 		"no address":      {[]string{"--world-size", "2"}, exit.Usage, "--listen"},
-		"no ranks":        {[]string{"--listen", "127.0.0.1:0"}, exit.Usage, "--world-size"},
+		"a job of many":   {[]string{"--listen", "127.0.0.1:0", "--job", "j"}, exit.Usage, "--job is of one job, whose number of ranks, --world-size, is missing"},
+		"an attempt":      {[]string{"--listen", "127.0.0.1:0", "--restart", "1"}, exit.Usage, "--restart is of one job"},
+		"one that stays":  {[]string{"--listen", "127.0.0.1:0", "--stay", "--world-size", "2"}, exit.Usage, "--stay is for any number of jobs"},
+		"jobs of anybody": {[]string{"--listen", "0.0.0.0:0"}, exit.Failure, "SYMMEM_TOKEN"},
 		"arguments":       {[]string{"--listen", "127.0.0.1:0", "2"}, exit.Usage, "takes no arguments"},
 		"a rank's flag":   {[]string{"--listen", "127.0.0.1:0", "--world-size", "2", "--backend", "host"}, exit.Usage, "--backend is for ranks"},
 		"a bad address":   {[]string{"--listen", "nowhere", "--world-size", "2"}, exit.Failure, "nowhere"},

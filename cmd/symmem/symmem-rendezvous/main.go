@@ -1,8 +1,8 @@
-// Command symmem-rendezvous is symmem's sub-command rendezvous by itself: the service by which the ranks of a job meet, outside of its ranks. It has no backend,
+// Command symmem-rendezvous is symmem's sub-command rendezvous by itself: the service by which the ranks of jobs meet, outside of them. It has no backend,
 // loads no library, and built with CGO_ENABLED=0 it is a static binary, which runs in an empty container:
 //
 //	CGO_ENABLED=0 go install github.com/symmem/symmem/cmd/symmem/symmem-rendezvous@latest
-//	symmem-rendezvous --listen 10.0.0.1:29400 --world-size 16 --job train
+//	symmem-rendezvous --listen 10.0.0.1:29400
 //
 // Flags, variables and exit statuses are those of symmem rendezvous.
 package main

@@ -75,7 +75,7 @@ func TestUsage(t *testing.T) {
 	path := built(t)
 	for _, c := range []struct{ args, want string }{
 		{"", "--listen, the address to serve on, is missing"},
-		{"--listen 127.0.0.1:0", "--world-size, the number of ranks, is missing"},
+		{"--listen 127.0.0.1:0 --restart 1", "whose number of ranks, --world-size, is missing"},
 		{"--listen 127.0.0.1:0 --world-sise 2", "did you mean --world-size"},
 		{"--listen 127.0.0.1:0 --world-size 2 now", `symmem-rendezvous takes no arguments, and "now" was given`},
 		{"--listen 127.0.0.1:0 --world-size 2 --backend host", "--backend is for ranks"},

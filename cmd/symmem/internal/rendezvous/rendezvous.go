@@ -1,4 +1,4 @@
-// Package rendezvous is the sub-command rendezvous of symmem, and the command symmem-rendezvous: the service by which the ranks of a job meet, outside of its ranks.
+// Package rendezvous is the sub-command rendezvous of symmem, and the command symmem-rendezvous: the service by which the ranks of jobs meet, outside of them.
 package rendezvous
 
 import (
@@ -31,20 +31,25 @@ var keys = []string{"rendezvous-addr", "rendezvous-store", "world-size", "job", 
 // Command is the sub-command of a process that was started so.
 func Command(p *process.Process) *cobra.Command {
 	var listen string
+	var stay bool
 	cmd := &cobra.Command{
-		Use:   "rendezvous --listen ADDR --world-size N [flags]",
-		Short: "Host the rendezvous of a job outside of its ranks",
-		Long: `Rendezvous hosts the service by which the ranks of one job meet and agree, so that the job can lose any of its ranks, rank 0 too. The
-ranks find it at SYMMEM_RENDEZVOUS_ADDR, and SYMMEM_RENDEZVOUS_SERVED=true tells each of them that it is there. The number of ranks, the job's
-name, attempt and token are theirs. Beyond loopback addresses a token is needed.
+		Use:   "rendezvous --listen ADDR [flags]",
+		Short: "Host the rendezvous of jobs outside of their ranks",
+		Long: `Rendezvous hosts the service by which the ranks of jobs meet and agree, so that a job can lose any of its ranks, rank 0 too. The ranks
+find it at SYMMEM_RENDEZVOUS_ADDR, and SYMMEM_RENDEZVOUS_SERVED=true tells each of them that it is there. A job begins with the first of its ranks;
+jobs that are there at the same time need names (SYMMEM_JOB). Beyond loopback addresses a token is needed, and whoever has it may join any of the jobs.
 
-It prints the address that it listens on, which has the port if ADDR has port 0, and ends by itself when every rank has come and gone. If some have
-gone and the others do not come within the timeout, it ends with status 1. Ranks that symmem run starts need none: run hosts their rendezvous.
+It prints the address that it listens on, which has the port if ADDR has port 0, and ends by itself when jobs have begun and all of them are over: when
+every rank has come and gone. With --stay it ends by a signal alone. If ranks of a job have gone and the others do not come within the timeout, that job is
+over, and the status is 1. Ranks that symmem run starts need none: run hosts their rendezvous.
 
-With --rendezvous-store it keeps the state of the job in etcd, and when it has ended before the job, one that is started with the same flags at the
-same address goes on with it. The ranks look for it for their timeout, and are not told of anything that it would not know.`,
-		Example: "  symmem rendezvous --listen 10.0.0.1:29400 --world-size 16 --job train\n" +
-			"  symmem rendezvous --listen 10.0.0.1:29400 --world-size 16 --job train --rendezvous-store etcd://10.0.0.2:2379/symmem",
+With --world-size it is for one job, and refuses the ranks of any other: the number of ranks, the job's name and its attempt are theirs.
+
+With --rendezvous-store it keeps the state of the jobs in etcd, and when it has ended before them, one that is started with the same flags at the
+same address goes on with them. The ranks look for it for their timeout, and are not told of anything that it would not know.`,
+		Example: "  symmem rendezvous --listen 10.0.0.1:29400\n" +
+			"  symmem rendezvous --listen 10.0.0.1:29400 --stay --rendezvous-store etcd://10.0.0.2:2379/symmem\n" +
+			"  symmem rendezvous --listen 10.0.0.1:29400 --world-size 16 --job train",
 		Args: cli.NoArgs,
 	}
 	cmd.RunE = cli.Failing(func(cmd *cobra.Command, _ []string) error {
@@ -64,13 +69,27 @@ same address goes on with it. The ranks look for it for their timeout, and are n
 		if addr == "" {
 			return exit.Usagef("--listen, the address to serve on, is missing")
 		}
-		if cfg.WorldSize < 1 {
-			return exit.Usagef("--world-size, the number of ranks, is missing")
+		one := cfg.WorldSize > 0
+		for _, key := range []string{"job", "restart"} {
+			if !one && cfg.Source(key).Flag != "" {
+				return exit.Usagef("--%s is of one job, whose number of ranks, --world-size, is missing", key)
+			}
 		}
-		return serve(cmd.Context(), p, cfg, addr)
+		if one && stay {
+			return exit.Usagef("--stay is for any number of jobs, and --world-size for one")
+		}
+		opts := &group.Options{
+			Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout, Store: cfg.RendezvousStore.Reveal(), Stay: stay,
+		}
+		if !one {
+			return serve(cmd.Context(), p, cfg, addr, opts, group.ServeJobs)
+		}
+		opts.WorldSize, opts.Job, opts.Restart = cfg.WorldSize, cfg.Job, cfg.Restart
+		return serve(cmd.Context(), p, cfg, addr, opts, group.Serve)
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&listen, "listen", "", "host:port to serve on; port 0 takes a free one; empty takes rendezvous-addr")
+	flags.BoolVar(&stay, "stay", false, "go on when no job is left, until a signal")
 	config.AddFlags(flags)
 	for _, key := range config.Keys() {
 		if !slices.Contains(keys, key.Name) {
@@ -80,8 +99,8 @@ same address goes on with it. The ranks look for it for their timeout, and are n
 	return cmd
 }
 
-// serve serves the rendezvous of a job at addr until the job is over, or a signal asks to end.
-func serve(ctx context.Context, p *process.Process, cfg config.Config, addr string) error {
+// serve serves the rendezvous at addr by a call of package group until that ends, or a signal asks to end.
+func serve(ctx context.Context, p *process.Process, cfg config.Config, addr string, opts *group.Options, call func(context.Context, *group.Options) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var ended atomic.Pointer[os.Signal]
@@ -111,11 +130,8 @@ func serve(ctx context.Context, p *process.Process, cfg config.Config, addr stri
 			cancel()
 		}
 	}
-	opts := &group.Options{
-		WorldSize: cfg.WorldSize, Listener: said, Job: cfg.Job, Restart: cfg.Restart, Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout,
-		Logger: logger, Store: cfg.RendezvousStore.Reveal(),
-	}
-	err = group.Serve(ctx, opts) // no accept goes on behind it
+	opts.Listener, opts.Logger = said, logger
+	err = call(ctx, opts) // no accept goes on behind it
 	if said.err != nil {
 		return errors.Join(said.err, err)
 	}

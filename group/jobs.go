@@ -1,0 +1,219 @@
+package group
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/symmem/symmem/group/internal/pb"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// MaxJobs is the most jobs that [ServeJobs] has at a time.
+const MaxJobs = 256
+
+// maxJobRanks is the most ranks of all of these jobs together: a word of one rank makes room for all of its job.
+const maxJobRanks = 4 * MaxWorldSize
+
+// maxJobErrors is how many errors of jobs ServeJobs returns.
+const maxJobErrors = 16
+
+// ServeJobs serves the rendezvous of any number of jobs at one address, from a process, or a goroutine, that is no rank of them. A job begins with the first of
+// its ranks, whose Job, Restart and WorldSize are the job's, and goes on as with [Serve]: its ranks join with [Options].Served. Jobs that are there at the same
+// time need names of their own. A job that is over can be opened again, and one that has failed, as another attempt of it.
+//
+// Of opts it takes Addr or Listener, Stay, Token, TLS, Timeout, LivenessTimeout, Store and Logger, which have the meaning that they have for Serve; Job, Restart and
+// WorldSize are to be zero. Whoever has the token may join any of the jobs.
+//
+// It blocks until jobs have begun and all of them are over; with Stay until ctx ends, which then is no error. A job whose ranks do not come, or whose store fails, has
+// an end, and disturbs no other. ServeJobs returns the errors of such jobs, of the first sixteen, joined: those of Serve. If ctx ends first it ends the service for the ranks that remain, and
+// returns a [*MissingRanksError] for each of their jobs. It waits without bound for the first job. Further errors are ErrInvalid for options that are not allowed, and ErrUnavailable if
+// Addr cannot be listened on.
+//
+// Beyond [MaxJobs] jobs at a time, or four times [MaxWorldSize] ranks in all of them, the ranks of others are told to come again, which they do for their Timeout.
+func ServeJobs(ctx context.Context, opts *Options) error {
+	const op = "ServeJobs"
+	o, err := opts.checkedFor(op)
+	if err = errors.Join(errs.Given(op, "ctx", ctx, "a context"), err); err != nil {
+		if opts != nil && opts.Listener != nil {
+			err = errors.Join(err, opts.Listener.Close())
+		}
+		return err
+	}
+	l, err := listen(ctx, op, o)
+	if err != nil {
+		return err
+	}
+	f, err := newFront(l, o, o.Logger.With("service", l.Addr().String()))
+	if err != nil {
+		return err
+	}
+	j := &jobs{ctx: ctx, options: o, front: f, there: make(map[jobName]*job), over: make(chan struct{}, 1)}
+	f.find, f.returns = j.find, o.Store != ""
+	f.start()
+	for ended := false; !ended; {
+		select {
+		case <-j.over:
+			ended = j.close(!o.Stay)
+		case <-ctx.Done():
+			ended = j.close(false)
+		}
+	}
+	j.work.Wait()
+	f.stop()
+	return errors.Join(j.errors...)
+}
+
+// jobs are those of one service.
+type jobs struct {
+	ctx     context.Context
+	options *Options // of the service
+	front   *front
+	over    chan struct{} // holds a token after a job has ended
+	work    sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	there  map[jobName]*job
+	begun  bool    // a rank has come
+	errors []error // of jobs
+}
+
+// jobName is one attempt of a job.
+type jobName struct {
+	name    string
+	restart int
+}
+
+// job is one that is there.
+type job struct {
+	size    int           // its ranks
+	ready   chan struct{} // closed when it has a service, or an error
+	service *service
+	err     error
+}
+
+// close lets no further job begin, and reports whether that is so: with idle only if none is there and one has been.
+func (j *jobs) close(idle bool) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.ctx.Err() == nil && !(idle && j.begun && len(j.there) == 0) {
+		return false
+	}
+	j.closed = true
+	return true
+}
+
+// find is the job that a rank comes for, which begins if it is not there.
+func (j *jobs) find(ctx context.Context, h *pb.Hello) (*service, error) {
+	n := jobName{string(h.GetJob()), int(h.GetRestart())}
+	size := int(h.GetWorldSize())
+	switch {
+	case len(n.name) > maxText:
+		return nil, refused(RefusedJob, "the job's name has %d bytes; allowed are at most %d", len(n.name), maxText)
+	case n.restart < 0:
+		return nil, refused(RefusedRestart, "attempt %d of the job; the first is 0", n.restart)
+	case size < 1 || size > MaxWorldSize:
+		return nil, refused(RefusedWorldSize, "a world of %d ranks; allowed are 1 to %d", size, MaxWorldSize)
+	case h.GetMember().GetWorldRank() < 0 || h.GetMember().GetWorldRank() >= int64(size):
+		return nil, refused(RefusedRank, "rank %d is outside of a world of %d", h.GetMember().GetWorldRank(), size)
+	}
+	found, err := j.take(n, size, h.GetAgain())
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-found.ready:
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+	if found.err != nil {
+		return nil, status.Error(codes.Unavailable, readable(found.err))
+	}
+	return found.service, nil
+}
+
+// take is the job of a name, which begins if it is not there and may. again says that the rank was in it before.
+func (j *jobs) take(n jobName, size int, again bool) (*job, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	found := j.there[n]
+	switch {
+	case found != nil:
+		return found, nil
+	case j.closed:
+		return nil, status.Error(codes.Unavailable, refusedEnding.Text)
+	case again && j.options.Store == "":
+		return nil, refused(RefusedLate, "this service knows nothing of the job, which another one had, and has no store; start the job again as another attempt")
+	case len(j.there) >= j.options.bounds().jobs:
+		return nil, status.Errorf(codes.Unavailable, "the service has %d jobs, which are all that it takes at a time", len(j.there))
+	}
+	ranks := size
+	for other, there := range j.there {
+		if other.name == n.name && other.restart > n.restart {
+			return nil, refused(RefusedRestart, "this is attempt %d of the job, not %d", other.restart, n.restart)
+		}
+		ranks += there.size
+	}
+	if most := j.options.bounds().jobRanks; ranks > most {
+		return nil, status.Errorf(codes.Unavailable, "the jobs of the service would have %d ranks with this one; it takes %d at a time", ranks, most)
+	}
+	found = &job{size: size, ready: make(chan struct{})}
+	j.there[n] = found
+	o := *j.options
+	o.WorldSize, o.Job, o.Restart = size, n.name, n.restart
+	j.work.Go(func() { j.serve(found, n, &o) })
+	return found, nil
+}
+
+// serve serves a job until it is over or has failed.
+func (j *jobs) serve(one *job, n jobName, o *Options) {
+	logger := j.front.logger.With("job", o.Job, "restart", o.Restart)
+	h := newHub(o.WorldSize, o.bounds())
+	k, err := recall(j.ctx, h, o)
+	var s *service
+	came := false
+	if err != nil {
+		one.err = err
+		close(one.ready)
+	} else {
+		s = newService(h, o, true, logger)
+		s.front, s.many = j.front, true
+		s.work.Go(s.watch)
+		one.service = s
+		close(one.ready)
+		var over bool
+		for ended := false; !ended; {
+			over, err = s.serveUntilOver(j.ctx, o.Timeout)
+			ended = err != nil || s.shut() // else the first rank has come at the last moment
+		}
+		if over {
+			s.settle(j.ctx)
+		}
+		present, absent := h.standing()
+		came = len(absent) < o.WorldSize || len(present) > 0
+		if !came && j.ctx.Err() != nil {
+			err = nil // nobody is missing in a job that nobody was in
+		}
+		err = errors.Join(err, k.end(j.ctx, over))
+	}
+	if err != nil {
+		logger.Error("serving a job", "error", err)
+	}
+	j.mu.Lock()
+	delete(j.there, n)
+	j.begun = j.begun || came
+	if err != nil && len(j.errors) < maxJobErrors && !slices.ContainsFunc(j.errors, func(e error) bool { return e.Error() == err.Error() }) {
+		j.errors = append(j.errors, err)
+	}
+	j.mu.Unlock()
+	if s != nil {
+		s.end()
+		s.work.Wait()
+	}
+	signal(j.over)
+}
