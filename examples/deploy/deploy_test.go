@@ -268,3 +268,124 @@ func TestSlurm(t *testing.T) {
 	require.Error(t, err, text)
 	assert.NotContains(t, text, "all_reduce on", "bench is not run after verify has failed")
 }
+
+// cluster starts Slurm's daemons for two nodes on this host, in namespaces that end with it, and then the program in its arguments.
+const cluster = `set -eu
+mount --bind hosts /etc/hosts
+munged --foreground --force --socket="$PWD/munge.sock" --key-file="$PWD/munge.key" --pid-file="$PWD/munge.pid" --log-file="$PWD/munge.log" --seed-file="$PWD/munge.seed" >munged.out 2>&1 &
+until [ -S munge.sock ]; do sleep 0.1; done
+slurmctld -D >slurmctld.out 2>&1 &
+slurmd -D -N one >slurmd-one.out 2>&1 &
+slurmd -D -N two >slurmd-two.out 2>&1 &
+until [ "$(sinfo --noheader --states=idle --format=%D 2>/dev/null)" = 2 ]; do sleep 0.1; done
+"$@"
+`
+
+// TestSlurmItself: what srun starts on two nodes is a job that finds the host of rank 0 by itself, and sbatch takes the script.
+func TestSlurmItself(t *testing.T) {
+	missing := func(what string) {
+		if required("slurm") {
+			t.Fatal(what)
+		}
+		t.Skip(what)
+	}
+	if os.Getuid() != 0 || exec.Command("unshare", "--mount", "--pid", "--fork", "--mount-proc", "true").Run() != nil {
+		missing("Slurm's daemons need root, and namespaces")
+	}
+	for _, program := range []string{"munged", "slurmctld", "slurmd", "srun"} {
+		if _, err := exec.LookPath(program); err != nil {
+			missing(err.Error())
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "slurm") // a short name, for a socket
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, os.RemoveAll(dir)) })
+	require.NoError(t, os.Chmod(dir, 0o755))
+	symmem := filepath.Join(dir, "symmem")
+	build := exec.CommandContext(ctx, "go", "build", "-o", symmem, "./cmd/symmem")
+	build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+	script, err := filepath.Abs("slurm.sh")
+	require.NoError(t, err)
+	host, err := os.Hostname()
+	require.NoError(t, err)
+	host, _, _ = strings.Cut(host, ".")
+
+	cluster := func(program ...string) (string, error) {
+		t.Helper()
+		here, err := os.MkdirTemp(dir, "")
+		require.NoError(t, err)
+		require.NoError(t, os.Chmod(here, 0o755))
+		ports := freePorts(t, 3)
+		for name, text := range map[string]string{
+			"run.sh": cluster, "hosts": "127.0.0.1 localhost one two\n", "munge.key": strings.Repeat("0123456789abcdef", 8), "gpu0": "", "gpu1": "", "gpu2": "", "gpu3": "",
+			"gres.conf": "NodeName=one,two Name=gpu File=" + here + "/gpu[0-3]\n",
+			"slurm.conf": fmt.Sprintf(`ClusterName=test
+SlurmctldHost=%[1]s(127.0.0.1)
+AuthInfo=socket=%[2]s/munge.sock
+SlurmUser=root
+SlurmctldPort=%[3]d
+StateSaveLocation=%[2]s
+SlurmdSpoolDir=%[2]s/spool-%%n
+SlurmctldPidFile=%[2]s/slurmctld.pid
+SlurmdPidFile=%[2]s/slurmd-%%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+GresTypes=gpu
+NodeName=one NodeHostname=%[1]s NodeAddr=127.0.0.1 Port=%[4]d CPUs=8 Gres=gpu:4
+NodeName=two NodeHostname=%[1]s NodeAddr=127.0.0.1 Port=%[5]d CPUs=8 Gres=gpu:4
+PartitionName=all Nodes=one,two Default=YES
+`, host, here, ports[0], ports[1], ports[2]),
+		} {
+			require.NoError(t, os.WriteFile(filepath.Join(here, name), []byte(text), 0o400))
+		}
+		cmd := exec.CommandContext(ctx, "unshare", append([]string{"--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "run.sh"}, program...)...)
+		cmd.Dir = here
+		cmd.Env = append(os.Environ(), "SLURM_CONF="+filepath.Join(here, "slurm.conf"), "SYMMEM="+symmem, "SYMMEM_BACKEND=host")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+		cmd.WaitDelay = 5 * time.Second
+		text, err := cmd.CombinedOutput()
+		said := string(text)
+		outputs, globErr := filepath.Glob(filepath.Join(here, "*.out"))
+		require.NoError(t, globErr)
+		for _, name := range outputs { // of the daemons, and of the batch script
+			text, readErr := os.ReadFile(name)
+			require.NoError(t, readErr)
+			if err != nil || strings.HasPrefix(filepath.Base(name), "slurm-") {
+				said += "\n" + filepath.Base(name) + ":\n" + string(text)
+			}
+		}
+		return said, err
+	}
+	text, err := cluster("srun", "--nodes", "2", "--ntasks", "3", symmem, "verify", "--short", "--filter", "^agreement/")
+	require.NoError(t, err, text)
+	assert.Regexp(t, `(?m)^[1-9][0-9]* passed, 0 failed`, text)
+
+	text, err = cluster("sbatch", "--wait", "--ntasks-per-node", "1", script, "--sizes", "1K", "--reps", "1", "--peer", "none")
+	require.NoError(t, err, text)
+	assert.Regexp(t, `(?m)^[1-9][0-9]* passed, 0 failed`, text)
+	assert.Contains(t, text, "all_reduce on host, 2 ranks")
+
+	text, err = cluster("srun", "--nodes", "2", "--ntasks", "2", symmem, "verify", "--backend", "nccl")
+	require.Error(t, err, text)
+	assert.Contains(t, text, "a required backend cannot be used")
+}
+
+// freePorts are ports that nobody listens on.
+func freePorts(t *testing.T, n int) (ports []int) {
+	t.Helper()
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close()
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports
+}
