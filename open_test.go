@@ -22,6 +22,7 @@ import (
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/testneed"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -84,13 +85,10 @@ func TestOpenErrors(t *testing.T) {
 
 // TestNobodyComes: a world size that nobody fills ends with the ranks that are missing.
 func TestNobodyComes(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := l.Addr().String()
-	require.NoError(t, l.Close())
+	addr := testneed.FreeAddress(t)
 	cfg := config.Default()
 	cfg.Rank, cfg.WorldSize, cfg.RendezvousAddr, cfg.Timeout = 0, 3, addr, 300*time.Millisecond
-	_, err = symmem.Open(t.Context(), cfg, nobody)
+	_, err := symmem.Open(t.Context(), cfg, nobody)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	missing, ok := errors.AsType[*group.MissingRanksError](err)
 	require.True(t, ok, "%v", err)
@@ -185,10 +183,7 @@ func TestInheritedSomethingElse(t *testing.T) {
 
 // TestTwoHosts: ranks on two hosts that no backend here spans are told so at once, all of them.
 func TestTwoHosts(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := l.Addr().String()
-	require.NoError(t, l.Close())
+	addr := testneed.FreeAddress(t)
 	errs := make([]error, 2)
 	var wg sync.WaitGroup
 	for rank := range errs {

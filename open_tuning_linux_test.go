@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,6 +20,7 @@ import (
 	nativebackend "github.com/symmem/symmem/backend/native"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/internal/simcuda"
+	"github.com/symmem/symmem/internal/testneed"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/kernels/tuning"
 	"github.com/symmem/symmem/tensor"
@@ -43,10 +43,7 @@ func tableFile(t *testing.T, device, link string, ranks []int, steps ...tuning.S
 // openWith opens ranks in this process that meet over the network as processes do, each with its own setting tuning. What they get, by rank.
 func openWith(t *testing.T, files ...string) ([]*symmem.Rank, []error) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := l.Addr().String()
-	require.NoError(t, l.Close())
+	addr := testneed.FreeAddress(t)
 	ranks, errs := make([]*symmem.Rank, len(files)), make([]error, len(files))
 	var wg sync.WaitGroup
 	for i, file := range files {

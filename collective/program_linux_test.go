@@ -467,7 +467,7 @@ func TestPutFails(t *testing.T) {
 		}
 		return nil
 	}})
-	onRanks(t, 2, time.Second, open, func(ctx context.Context, r *rank) error {
+	onRanks(t, 2, 3*time.Second, open, func(ctx context.Context, r *rank) error {
 		p, err := collective.New(ctx, r.m, r.program(true, func(b *collective.Builder) {
 			if b.Rank() == 0 {
 				b.Send(0, collective.Put{Peer: 1, Local: r.x.Ptr(), Bytes: 8})

@@ -2,7 +2,7 @@
 // the passing of open files between ranks of one host, and the detection of ranks that have died.
 //
 // A [Group] is one rank's membership. [Join] makes the world group of a job whose ranks are processes on one or many hosts;
-// rank 0 serves the rendezvous for all of them over gRPC, unless [Serve] does. [Local] makes n ranks inside this process, without a network. Both
+// rank 0 serves the rendezvous for all of them over gRPC, unless [Serve] or [ServeJobs] does. [Local] makes n ranks inside this process, without a network. Both
 // give the same type with the same behaviour, and [Group.Sub] makes smaller groups of either.
 //
 // # Collective calls

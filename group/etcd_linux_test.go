@@ -3,7 +3,7 @@ package group
 import (
 	"context"
 	"fmt"
-	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,7 +42,7 @@ func etcdURL(t *testing.T) string {
 	theEtcd.Do(func() {
 		dir, err := os.MkdirTemp("", "etcd")
 		if theEtcd.err = err; err == nil {
-			theEtcd.server, theEtcd.err = startEtcd(dir, freePort(), freePort())
+			theEtcd.server, theEtcd.err = startEtcd(dir, freePort(t), freePort(t))
 		}
 	})
 	require.NoError(t, theEtcd.err)
@@ -56,13 +56,9 @@ func endEtcd() {
 	}
 }
 
-func freePort() int {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+func freePort(t testing.TB) int {
+	t.Helper()
+	return int(netip.MustParseAddrPort(testneed.FreeAddress(t)).Port())
 }
 
 // startEtcd starts a server that keeps its data in dir.

@@ -25,7 +25,7 @@ func ownEtcd(t *testing.T, flags ...string) *etcdServer {
 	}
 	dir, err := os.MkdirTemp("", "etcd")
 	require.NoError(t, err)
-	s, err := startEtcd(dir, freePort(), freePort(), flags...)
+	s, err := startEtcd(dir, freePort(t), freePort(t), flags...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		s.kill()
@@ -274,7 +274,7 @@ func restarted(t *testing.T) (start func() *etcdServer) {
 	if _, err := exec.LookPath("etcd"); err != nil {
 		testneed.Missing(t, "etcd", err)
 	}
-	dir, client, peer := t.TempDir(), freePort(), freePort()
+	dir, client, peer := t.TempDir(), freePort(t), freePort(t)
 	return func() *etcdServer {
 		t.Helper()
 		server, err := startEtcd(dir, client, peer)
@@ -349,9 +349,9 @@ func TestEtcdRefuses(t *testing.T) {
 		"wrong password":    {"etcd://root:secretive@" + at, durable.Denied},
 		"no password":       {"etcd://" + at, durable.Denied},
 		"not allowed":       {"etcd://poor:secret@" + at, durable.Denied},
-		"nobody there":      {fmt.Sprintf("etcd://127.0.0.1:%d", freePort()), durable.Unreachable},
+		"nobody there":      {fmt.Sprintf("etcd://127.0.0.1:%d", freePort(t)), durable.Unreachable},
 		"no TLS there":      {"etcds://" + at, durable.Unreachable},
-		"nobody for a user": {fmt.Sprintf("etcd://root:secret@127.0.0.1:%d", freePort()), durable.Unreachable},
+		"nobody for a user": {fmt.Sprintf("etcd://root:secret@127.0.0.1:%d", freePort(t)), durable.Unreachable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -34,8 +34,8 @@ type front struct {
 	work         sync.WaitGroup // every goroutine that gRPC does not wait for
 	once         sync.Once
 
-	// find is the job that a rank comes for. An error is a refusal, or one for gRPC. The context is that of the rank's stream.
-	find func(context.Context, *pb.Hello) (*service, error)
+	// find is the job that a rank comes for. An error is a refusal, or one for gRPC. The context is that of the rank's stream, and gone is called when that ends, also after an error.
+	find func(context.Context, *pb.Hello) (s *service, gone func(), err error)
 }
 
 // newFront takes over l. It takes connections when it is started.
@@ -110,7 +110,7 @@ func (f *front) drain(ctx context.Context) {
 
 // watch ends the connections on which nobody was admitted in time.
 func (f *front) watch() {
-	ticker := time.NewTicker(f.limits.handshake / 4)
+	ticker := time.NewTicker(min(heartbeatInterval(f.options.LivenessTimeout), f.limits.handshake/4))
 	defer ticker.Stop()
 	for {
 		select {
@@ -158,7 +158,8 @@ func (f *front) Connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.Ser
 	if hello == nil {
 		return refuse(stream, socket, refused(RefusedProtocol, "the first message was no hello"), f.logger)
 	}
-	s, err := f.find(stream.Context(), hello)
+	s, gone, err := f.find(stream.Context(), hello)
+	defer gone()
 	if refusal, ok := errors.AsType[*RefusedError](err); ok {
 		return refuse(stream, socket, refusal, f.logger)
 	}

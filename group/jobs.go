@@ -1,10 +1,14 @@
 package group
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -30,9 +34,13 @@ const maxJobErrors = 16
 // WorldSize are to be zero. Whoever has the token may join any of the jobs.
 //
 // It blocks until jobs have begun and all of them are over; with Stay until ctx ends, which then is no error. A job whose ranks do not come, or whose store fails, has
-// an end, and disturbs no other. ServeJobs returns the errors of such jobs, of the first sixteen, joined: those of Serve. If ctx ends first it ends the service for the ranks that remain, and
-// returns a [*MissingRanksError] for each of their jobs. It waits without bound for the first job. Further errors are ErrInvalid for options that are not allowed, and ErrUnavailable if
-// Addr cannot be listened on.
+// an end, and disturbs no other. ServeJobs returns the errors of such jobs, those of Serve, joined: the last of each job, of sixteen jobs at most. If ctx ends first it ends the service for
+// the ranks that remain, and returns a [*MissingRanksError] for each of their jobs. It waits without bound for the first job. Further errors are ErrInvalid for options that are not
+// allowed, and ErrUnavailable if Addr cannot be listened on.
+//
+// With a Store it learns of the jobs of the service before it when their ranks come back, and does not end before they have had the time: LivenessTimeout and some seconds.
+//
+// Ranks that were not told that a service is there, so without Options.Served, are of a job whose rank 0 serves it: they are refused, and look on where they have further Ports.
 //
 // Beyond [MaxJobs] jobs at a time, or four times [MaxWorldSize] ranks in all of them, the ranks of others are told to come again, which they do for their Timeout.
 func ServeJobs(ctx context.Context, opts *Options) error {
@@ -52,9 +60,13 @@ func ServeJobs(ctx context.Context, opts *Options) error {
 	if err != nil {
 		return err
 	}
-	j := &jobs{ctx: ctx, options: o, front: f, there: make(map[jobName]*job), over: make(chan struct{}, 1)}
+	j := &jobs{ctx: ctx, options: o, front: f, there: make(map[jobName]*job), failed: make(map[jobName]error), over: make(chan struct{}, 1)}
 	f.find, f.returns = j.find, o.Store != ""
 	f.start()
+	if o.Store != "" {
+		j.earliest = time.Now().Add(o.LivenessTimeout + o.returnTime())
+		defer time.AfterFunc(time.Until(j.earliest), func() { signal(j.over) }).Stop()
+	}
 	for ended := false; !ended; {
 		select {
 		case <-j.over:
@@ -64,8 +76,11 @@ func ServeJobs(ctx context.Context, opts *Options) error {
 		}
 	}
 	j.work.Wait()
+	if ctx.Err() == nil {
+		f.drain(ctx)
+	}
 	f.stop()
-	return errors.Join(j.errors...)
+	return errors.Join(j.errors()...)
 }
 
 // jobs are those of one service.
@@ -76,11 +91,15 @@ type jobs struct {
 	over    chan struct{} // holds a token after a job has ended
 	work    sync.WaitGroup
 
-	mu     sync.Mutex
-	closed bool
-	there  map[jobName]*job
-	begun  bool    // a rank has come
-	errors []error // of jobs
+	earliest time.Time // before which it does not end by itself
+
+	mu      sync.Mutex
+	closed  bool
+	there   map[jobName]*job
+	begun   bool              // a rank has come
+	failed  map[jobName]error // the last of each job
+	further int               // jobs that have failed and are not there
+	ended   []error           // of the jobs that the end of the context has ended
 }
 
 // jobName is one attempt of a job.
@@ -92,6 +111,7 @@ type jobName struct {
 // job is one that is there.
 type job struct {
 	size    int           // its ranks
+	streams int           // of ranks that have come for it; guarded by the lock of jobs
 	ready   chan struct{} // closed when it has a service, or an error
 	service *service
 	err     error
@@ -101,40 +121,56 @@ type job struct {
 func (j *jobs) close(idle bool) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.ctx.Err() == nil && !(idle && j.begun && len(j.there) == 0) {
+	if j.ctx.Err() == nil && !(idle && j.begun && len(j.there) == 0 && time.Now().After(j.earliest)) {
 		return false
 	}
 	j.closed = true
 	return true
 }
 
-// find is the job that a rank comes for, which begins if it is not there.
-func (j *jobs) find(ctx context.Context, h *pb.Hello) (*service, error) {
+// find is the job that a rank comes for, which begins if it is not there. gone is called when the rank's stream ends.
+func (j *jobs) find(ctx context.Context, h *pb.Hello) (s *service, gone func(), err error) {
 	n := jobName{string(h.GetJob()), int(h.GetRestart())}
 	size := int(h.GetWorldSize())
+	none := func() {}
 	switch {
+	case !h.GetServed():
+		return nil, none, refused(RefusedJob, "this is a service for jobs whose ranks are told of it, and rank 0 of this one serves it itself: set SYMMEM_RENDEZVOUS_SERVED=true on every rank to "+
+			"meet here, or another SYMMEM_RENDEZVOUS_ADDR")
 	case len(n.name) > maxText:
-		return nil, refused(RefusedJob, "the job's name has %d bytes; allowed are at most %d", len(n.name), maxText)
+		return nil, none, refused(RefusedJob, "the job's name has %d bytes; allowed are at most %d", len(n.name), maxText)
 	case n.restart < 0:
-		return nil, refused(RefusedRestart, "attempt %d of the job; the first is 0", n.restart)
+		return nil, none, refused(RefusedRestart, "attempt %d of the job; the first is 0", n.restart)
 	case size < 1 || size > MaxWorldSize:
-		return nil, refused(RefusedWorldSize, "a world of %d ranks; allowed are 1 to %d", size, MaxWorldSize)
+		return nil, none, refused(RefusedWorldSize, "a world of %d ranks; allowed are 1 to %d", size, MaxWorldSize)
 	case h.GetMember().GetWorldRank() < 0 || h.GetMember().GetWorldRank() >= int64(size):
-		return nil, refused(RefusedRank, "rank %d is outside of a world of %d", h.GetMember().GetWorldRank(), size)
+		return nil, none, refused(RefusedRank, "rank %d is outside of a world of %d", h.GetMember().GetWorldRank(), size)
 	}
 	found, err := j.take(n, size, h.GetAgain())
 	if err != nil {
-		return nil, err
+		return nil, none, err
+	}
+	gone = func() {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		found.streams--
 	}
 	select {
 	case <-found.ready:
 	case <-ctx.Done():
-		return nil, status.FromContextError(ctx.Err()).Err()
+		return nil, gone, status.FromContextError(ctx.Err()).Err()
 	}
 	if found.err != nil {
-		return nil, status.Error(codes.Unavailable, readable(found.err))
+		return nil, gone, status.Error(codes.Unavailable, readable(found.err))
 	}
-	return found.service, nil
+	return found.service, gone, nil
+}
+
+// expects reports whether a rank that has come for a job may still be admitted.
+func (j *jobs) expects(one *job) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return one.streams > 0
 }
 
 // take is the job of a name, which begins if it is not there and may. again says that the rank was in it before.
@@ -144,6 +180,7 @@ func (j *jobs) take(n jobName, size int, again bool) (*job, error) {
 	found := j.there[n]
 	switch {
 	case found != nil:
+		found.streams++
 		return found, nil
 	case j.closed:
 		return nil, status.Error(codes.Unavailable, refusedEnding.Text)
@@ -162,7 +199,7 @@ func (j *jobs) take(n jobName, size int, again bool) (*job, error) {
 	if most := j.options.bounds().jobRanks; ranks > most {
 		return nil, status.Errorf(codes.Unavailable, "the jobs of the service would have %d ranks with this one; it takes %d at a time", ranks, most)
 	}
-	found = &job{size: size, ready: make(chan struct{})}
+	found = &job{size: size, streams: 1, ready: make(chan struct{})}
 	j.there[n] = found
 	o := *j.options
 	o.WorldSize, o.Job, o.Restart = size, n.name, n.restart
@@ -175,45 +212,71 @@ func (j *jobs) serve(one *job, n jobName, o *Options) {
 	logger := j.front.logger.With("job", o.Job, "restart", o.Restart)
 	h := newHub(o.WorldSize, o.bounds())
 	k, err := recall(j.ctx, h, o)
-	var s *service
 	came := false
 	if err != nil {
 		one.err = err
 		close(one.ready)
 	} else {
-		s = newService(h, o, true, logger)
+		s := newService(h, o, true, logger)
 		s.front, s.many = j.front, true
 		s.work.Go(s.watch)
 		one.service = s
 		close(one.ready)
 		var over bool
 		for ended := false; !ended; {
-			over, err = s.serveUntilOver(j.ctx, o.Timeout)
+			over, err = s.serveUntilOver(j.ctx, func() bool { return j.expects(one) })
 			ended = err != nil || s.shut() // else the first rank has come at the last moment
 		}
 		if over {
 			s.settle(j.ctx)
 		}
-		present, absent := h.standing()
-		came = len(absent) < o.WorldSize || len(present) > 0
-		if !came && j.ctx.Err() != nil {
-			err = nil // nobody is missing in a job that nobody was in
-		}
+		_, absent := h.standing()
+		came = len(absent) < o.WorldSize
 		err = errors.Join(err, k.end(j.ctx, over))
+		s.close(j.ctx)
+		if over && j.ctx.Err() != nil {
+			err = nil // it was over when the context ended
+		}
+	}
+	if !came && j.ctx.Err() != nil {
+		err = nil // nobody is missing in a job that nobody was in
 	}
 	if err != nil {
 		logger.Error("serving a job", "error", err)
 	}
+	j.end(n, came, err)
+}
+
+// end takes a job out that is over or has failed.
+func (j *jobs) end(n jobName, came bool, err error) {
 	j.mu.Lock()
+	defer j.mu.Unlock()
 	delete(j.there, n)
 	j.begun = j.begun || came
-	if err != nil && len(j.errors) < maxJobErrors && !slices.ContainsFunc(j.errors, func(e error) bool { return e.Error() == err.Error() }) {
-		j.errors = append(j.errors, err)
-	}
-	j.mu.Unlock()
-	if s != nil {
-		s.end()
-		s.work.Wait()
+	_, again := j.failed[n]
+	switch {
+	case err == nil:
+	case j.ctx.Err() != nil:
+		j.ended = append(j.ended, err)
+	case again || len(j.failed) < maxJobErrors:
+		j.failed[n] = err
+	default:
+		j.further++
 	}
 	signal(j.over)
+}
+
+// errors are those of all jobs that have failed, as far as they are kept.
+func (j *jobs) errors() []error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	names := slices.SortedFunc(maps.Keys(j.failed), func(a, b jobName) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.restart, b.restart)) })
+	var all []error
+	for _, n := range names {
+		all = append(all, j.failed[n])
+	}
+	if j.further > 0 {
+		all = append(all, fmt.Errorf("%d more failures of jobs, which are in the log", j.further))
+	}
+	return append(all, j.ended...)
 }

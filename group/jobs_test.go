@@ -4,10 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
+	"net/url"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/group/durable"
+	"github.com/symmem/symmem/group/internal/pb"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // jobsService is a service of ServeJobs.
@@ -347,7 +354,7 @@ func TestServeJobsKept(t *testing.T) {
 	t.Parallel() // it waits, most of the time
 	eachStore(t, func(t *testing.T, store string) {
 		ctx := testContext(t)
-		s := newJobsService(t, Options{Store: store})
+		s := newJobsService(t, Options{Store: store, LivenessTimeout: time.Second, limits: quick()})
 		names := []string{uniqueJob(), uniqueJob(), uniqueJob()}
 		all := make([][]*Group, len(names))
 		for i, job := range names {
@@ -378,7 +385,7 @@ func TestServeJobsKept(t *testing.T) {
 	t.Run("a store fails", func(t *testing.T) {
 		ctx := testContext(t)
 		store := "memory://fails/" + uniqueJob()
-		s := newJobsService(t, Options{Store: store})
+		s := newJobsService(t, Options{Store: store, LivenessTimeout: time.Second, limits: quick()})
 		good, err := s.join("good", 2)
 		require.NoError(t, err)
 		bad, err := s.join("bad", 1)
@@ -401,4 +408,281 @@ func TestServeJobsKept(t *testing.T) {
 		require.ErrorAs(t, s.wait(), &failed)
 		require.Equal(t, durable.Full, failed.Condition)
 	})
+}
+
+// gated is what opening a store of the kind "gated" waits for; such stores are in memory.
+var gated struct {
+	sync.Mutex
+	open func(ctx context.Context) error
+}
+
+func init() {
+	durable.Register("gated", func(ctx context.Context, u *url.URL, opts durable.Options) (durable.Store, error) {
+		gated.Lock()
+		open := gated.open
+		gated.Unlock()
+		if err := open(ctx); err != nil {
+			return nil, &durable.StoreError{Op: "opening", URL: "gated://", Condition: durable.Unreachable, Err: err}
+		}
+		p := memoryPlaceOf(u.String(), opts.Name)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		s := &memoryStore{p}
+		p.owner = s
+		return s, nil
+	})
+}
+
+// openGated sets what stores wait for, and returns a channel that is closed when the first does.
+func openGated(t *testing.T, wait func(ctx context.Context) error) (began <-chan struct{}) {
+	opening := make(chan struct{})
+	var once sync.Once
+	gated.Lock()
+	gated.open = func(ctx context.Context) error {
+		once.Do(func() { close(opening) })
+		return wait(ctx)
+	}
+	gated.Unlock()
+	t.Cleanup(func() {
+		gated.Lock()
+		gated.open = nil
+		gated.Unlock()
+	})
+	return opening
+}
+
+// comesAgain is a rank that was in the job before, and comes back over a new connection.
+func comesAgain(t *testing.T, o *Options, session string) error {
+	t.Helper()
+	o, err := o.checked()
+	require.NoError(t, err)
+	m, err := thisProcess(o.Rank, 0, "")
+	require.NoError(t, err)
+	s := newSession(o.Rank, time.Minute, nil, o.bounds())
+	s.id = session
+	r := &remote{session: s, options: o, member: m, liveness: o.LivenessTimeout}
+	r.ctx, r.cancel = context.WithCancel(testContext(t))
+	defer r.cancel()
+	_, err = r.attempt(r.ctx, func() {}, o.Addr, time.Minute, true)
+	return err
+}
+
+// running is how many goroutines of this process are in a function of this package.
+func running(function string) int {
+	stacks := make([]byte, 1<<22)
+	return strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "symmem/group."+function)
+}
+
+// quick are limits for a service with a store that is started again: it ends seconds sooner.
+func quick() *limits {
+	lim := defaultLimits
+	lim.attempt = 200 * time.Millisecond
+	return &lim
+}
+
+// TestServeJobsDeaf: a rank that says goodbye and takes no answers goes with its job: its connection is ended before the next job takes its place.
+func TestServeJobsDeaf(t *testing.T) {
+	lim := defaultLimits
+	lim.jobs = 1
+	s := newJobsService(t, Options{limits: &lim, Stay: true})
+	ctx := testContext(t)
+	for i := range 2 {
+		o, err := s.rank(fmt.Sprint("deaf ", i), 1, 0).checked()
+		require.NoError(t, err)
+		o.LivenessTimeout = time.Hour
+		m, err := thisProcess(0, 0, "")
+		require.NoError(t, err)
+		r := &remote{
+			session: newSession(0, time.Minute, nil, &lim), options: o, member: m, liveness: o.LivenessTimeout, outbox: newOutbox(1000, 1<<30), ended: make(chan struct{}),
+			rounds: map[roundKey]*remoteRound{}, requests: map[uint64]remoteRequest{},
+		}
+		r.ctx, r.cancel = context.WithCancel(context.Background())
+		defer r.cancel()
+		l, err := r.find(ctx, false)
+		require.NoError(t, err)
+		defer func() {
+			l.cancel()
+			close(l.ended)
+			_ = l.conn.Close() // the service has closed it
+			l.work.Wait()
+		}()
+		set := &pb.StoreRequest{Id: 1, Group: worldName, Verb: uint32(verbSet), Key: []byte("k"), Value: make([]byte, 8<<20)}
+		require.NoError(t, l.stream.SendMsg(&pb.ClientMessage{Body: &pb.ClientMessage_Store{Store: set}}))
+		for id := uint64(2); id < 5; id++ {
+			get := &pb.StoreRequest{Id: id, Group: worldName, Verb: uint32(verbGet), Key: []byte("k")}
+			require.NoError(t, l.stream.SendMsg(&pb.ClientMessage{Body: &pb.ClientMessage_Store{Store: get}}))
+		}
+		require.NoError(t, l.stream.SendMsg(goodbyeMessage()))
+	}
+	next, err := Join(ctx, s.rank("next", 1, 0))
+	require.NoError(t, err)
+	require.Equal(t, 1, running("(*serviceConn).write("), "of the one that is there")
+	require.NoError(t, next.Close(ctx))
+}
+
+// TestServeJobsComeAgain: a rank that has left its kept job and comes again to be told so is told at once; one of a job that nobody knows is refused, and leaves no job behind.
+func TestServeJobsComeAgain(t *testing.T) {
+	ctx := testContext(t)
+	s := newJobsService(t, Options{Store: "memory://here/" + uniqueJob(), LivenessTimeout: time.Second, limits: quick()})
+	groups, err := s.join("job", 2)
+	require.NoError(t, err)
+	id := groups[0].session.id
+	require.NoError(t, groups[0].Close(ctx))
+	began := time.Now()
+	requireRefusedFor(t, comesAgain(t, s.rank("job", 2, 0), id), RefusedLate)
+	require.Less(t, time.Since(began), defaultLimits.doubt/2)
+	requireRefusedFor(t, comesAgain(t, s.rank("unknown", 3, 0), "strange"), RefusedLate)
+	one, err := s.join("unknown", 1) // of another size
+	require.NoError(t, err)
+	requireNone(t, onAll(one, func(g *Group) error { return g.Close(ctx) }))
+	require.NoError(t, groups[1].Close(ctx))
+	require.NoError(t, s.wait())
+}
+
+func requireRefusedFor(t *testing.T, err error, reason RefusalReason) {
+	t.Helper()
+	refusal, ok := errors.AsType[*RefusedError](err)
+	require.True(t, ok, "%v", err)
+	require.Equal(t, reason, refusal.Reason, refusal.Text)
+}
+
+// TestServeJobsSlowStore: a rank that gives up while its job's store is opened leaves no job behind, and the end of the context meanwhile is nobody's failure.
+func TestServeJobsSlowStore(t *testing.T) {
+	t.Run("the rank gives up", func(t *testing.T) {
+		goOn := make(chan struct{})
+		opening := openGated(t, func(context.Context) error { <-goOn; return nil })
+		s := newJobsService(t, Options{Store: "gated://here/" + uniqueJob(), LivenessTimeout: time.Second, limits: quick()})
+		ctx, cancel := context.WithCancel(testContext(t))
+		joined := make(chan error, 1)
+		go func() {
+			_, err := Join(ctx, s.rank("job", 2, 0))
+			joined <- err
+		}()
+		<-opening
+		cancel()
+		require.ErrorIs(t, <-joined, context.Canceled)
+		require.Eventually(t, func() bool { return running("(*jobs).find(") == 0 }, 20*time.Second, 5*time.Millisecond, "the service knows that it has given up")
+		close(goOn)
+		one, err := s.join("job", 1)
+		require.NoError(t, err)
+		require.NoError(t, one[0].Close(testContext(t)))
+		require.NoError(t, s.wait())
+	})
+	t.Run("the context ends", func(t *testing.T) {
+		opening := openGated(t, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		s := newJobsService(t, Options{Store: "gated://here/" + uniqueJob(), Stay: true})
+		ctx, cancel := context.WithCancel(testContext(t))
+		joined := make(chan error, 1)
+		go func() {
+			_, err := Join(ctx, s.rank("job", 1, 0))
+			joined <- err
+		}()
+		<-opening
+		s.stop()
+		require.NoError(t, s.wait())
+		cancel()
+		require.Error(t, <-joined)
+	})
+}
+
+// TestServeJobsWaitForAll: a service that is started again does not end with the first of its jobs that is over: ranks of another may notice later that the one before has gone.
+func TestServeJobsWaitForAll(t *testing.T) {
+	ctx := testContext(t)
+	s := newJobsService(t, Options{Store: "memory://here/" + uniqueJob(), LivenessTimeout: 3 * time.Second, limits: quick()})
+	first, err := s.join("first", 1)
+	require.NoError(t, err)
+	// What is between the other's rank and the service tells it nothing when the service goes, as where a host dies.
+	between := listenLoopback(t)
+	defer between.Close()
+	var dead atomic.Bool
+	go func() {
+		for {
+			near, err := between.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", s.addr)
+			if err != nil {
+				_ = near.Close()
+				continue
+			}
+			go func() { _, _ = io.Copy(far, near) }()
+			go func() {
+				old := !dead.Load()
+				_, _ = io.Copy(near, far)
+				if !old || !dead.Load() {
+					_ = near.Close()
+				}
+			}()
+		}
+	}()
+	o := s.rank("second", 1, 0)
+	o.Addr, o.LivenessTimeout = between.Addr().String(), 2*time.Second
+	second, err := Join(ctx, o)
+	require.NoError(t, err)
+	dead.Store(true)
+	s.stop()
+	require.Error(t, s.wait())
+	s.start(nil)
+	require.NoError(t, first[0].Close(ctx))
+	require.NoError(t, second.Barrier(ctx, "it has come back"))
+	require.NoError(t, second.Close(ctx))
+	require.NoError(t, s.wait())
+}
+
+// TestServeJobsAtPorts: ranks whose rank 0 serves their job at the next port do not stay at a service for others, at the port where they look first.
+func TestServeJobsAtPorts(t *testing.T) {
+	ctx := testContext(t)
+	var l, next net.Listener
+	for { // two ports in a row
+		var err error
+		l, err = net.Listen("tcp", testneed.FreeAddress(t))
+		require.NoError(t, err)
+		host, port, err := net.SplitHostPort(l.Addr().String())
+		require.NoError(t, err)
+		n, err := strconv.Atoi(port)
+		require.NoError(t, err)
+		if next, err = net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(n+1))); err == nil {
+			break
+		}
+		require.NoError(t, l.Close())
+	}
+	s := &jobsService{t: t, opts: Options{Stay: true}, addr: l.Addr().String()}
+	s.start(l)
+	defer s.stop()
+	require.NoError(t, next.Close())
+	for range 3 {
+		var wait sync.WaitGroup
+		failures := make([]error, 3)
+		for rank := range failures {
+			wait.Go(func() {
+				g, err := Join(ctx, &Options{Rank: rank, WorldSize: 3, Addr: s.addr, Ports: 2, Job: "own", Timeout: 20 * time.Second})
+				if err == nil {
+					err = errors.Join(g.Barrier(ctx, "together"), g.Close(ctx))
+				}
+				failures[rank] = err
+			})
+		}
+		wait.Wait()
+		requireNone(t, failures)
+	}
+	_, err := Join(ctx, &Options{Rank: 1, WorldSize: 3, Addr: s.addr, Job: "own"})
+	requireRefusedFor(t, err, RefusedJob)
+	require.ErrorContains(t, err, "SYMMEM_RENDEZVOUS_SERVED")
+	s.stop()
+	require.NoError(t, s.wait())
+}
+
+// TestServeJobsErrors: of jobs that fail again and again the last error is kept, and of very many how many there were.
+func TestServeJobsErrors(t *testing.T) {
+	j := &jobs{ctx: t.Context(), failed: map[jobName]error{}, over: make(chan struct{}, 1)}
+	for i := range maxJobErrors + 3 {
+		for attempt := range 2 {
+			j.end(jobName{fmt.Sprintf("job %02d", i), 0}, true, fmt.Errorf("job %02d, failure %d", i, attempt))
+		}
+	}
+	errs := j.errors()
+	require.Len(t, errs, maxJobErrors+1)
+	require.EqualError(t, errs[0], "job 00, failure 1")
+	require.EqualError(t, errs[maxJobErrors], "6 more failures of jobs, which are in the log")
 }

@@ -15,7 +15,7 @@ import (
 
 // Join makes this process a rank of a job and returns its world group. It is collective: it blocks until every rank of the world has
 // joined, or until ctx or [Options].Timeout ends. Rank 0 serves the rendezvous for all ranks until it closes the group; see [Group.Close]. With
-// [Options].Served another process does: see [Serve].
+// [Options].Served another process does: see [Serve] and [ServeJobs].
 //
 // Its errors are ErrInvalid for options that are not allowed, or that do not go together; a [*ConnectError] if the service was not
 // reached in time; a [*RefusedError] if the job will not have this rank, which disturbs no other; ErrUnavailable if rank 0 cannot

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"slices"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/symmem/symmem/group/internal/pb"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // listenLoopback returns a listening socket on a port that the system picks.
@@ -29,23 +29,6 @@ func listenLoopback(t testing.TB) net.Listener {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	return l
-}
-
-// freeAddress returns an address that nobody listens on. Its port is none that systems give to who asks for any: somebody else could be given it while nobody listens there.
-func freeAddress(t testing.TB) string {
-	t.Helper()
-	const first, after = 10240, 20480
-	var last error
-	for range 100 {
-		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", first+rand.IntN(after-first)))
-		if err == nil {
-			require.NoError(t, l.Close())
-			return l.Addr().String()
-		}
-		last = err
-	}
-	require.NoError(t, last)
-	return ""
 }
 
 // newJob joins n ranks in this process, each over its own connection, and closes them when the test ends.
@@ -582,7 +565,7 @@ func TestJoinAgain(t *testing.T) {
 	ctx := testContext(t)
 	for _, token := range []string{"", "secret"} {
 		for last := range 3 {
-			addr := freeAddress(t)
+			addr := testneed.FreeAddress(t)
 			failures := make([]error, 3)
 			var wait sync.WaitGroup
 			for rank := range failures {

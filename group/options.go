@@ -36,9 +36,9 @@ type Options struct {
 	// such as that the token is wrong, they take for the last word when some seconds have passed. Give it together with a Job that no other job has; the same on
 	// every rank, at most [MaxPorts]. Zero means 1: who answers at Addr is the service, or this rank has come to the wrong place.
 	Ports int
-	// Listener is a listening socket for rank 0, or for Serve, to serve on instead of Addr. Join and Serve take it over and close it.
+	// Listener is a listening socket for rank 0, or for Serve or ServeJobs, to serve on instead of Addr. Join, Serve and ServeJobs take it over and close it.
 	Listener net.Listener
-	// Served says that Serve serves the rendezvous at Addr, so that rank 0 joins there as the others do; the same on every rank.
+	// Served says that Serve or ServeJobs serves the rendezvous at Addr, so that rank 0 joins there as the others do; the same on every rank.
 	Served bool
 	// Job names the job, so that a rank that strays into another job's service is refused.
 	Job string
@@ -59,7 +59,7 @@ type Options struct {
 	// that serves, and how long the service may be is for each rank; both sides learn it of each other, and send heartbeats as often as the shorter
 	// one needs. A rank that is stopped while it joins counts as lost after the service's Timeout and LivenessTimeout. Zero is 10 seconds.
 	LivenessTimeout time.Duration
-	// Store, for Serve alone, is the URL of a store that keeps the state of the job, such as etcd://10.0.0.1:2379/symmem, so that a service that is started
+	// Store, for Serve and ServeJobs alone, is the URL of a store that keeps the state of the job, such as etcd://10.0.0.1:2379/symmem, so that a service that is started
 	// again goes on with it. The program imports the kind's package: [github.com/symmem/symmem/group/durable/etcd]. "" keeps nothing.
 	Store string
 	// Stay, for ServeJobs alone, goes on where no job is left, until the context ends.

@@ -354,7 +354,7 @@ func (r *remote) welcome(ctx context.Context, l *link, again bool) error {
 	o := r.options
 	hello := &pb.Hello{
 		Job: []byte(o.Job), Restart: int64(o.Restart), WorldSize: int64(o.WorldSize), Member: r.member.toWire(), Session: r.session.id,
-		Again: again, Liveness: int64(o.LivenessTimeout),
+		Again: again, Liveness: int64(o.LivenessTimeout), Served: o.Served,
 	}
 	if again {
 		hello.Waits = r.waits()

@@ -64,15 +64,15 @@ func Serve(ctx context.Context, opts *Options) (err error) {
 		err = errors.Join(err, k.end(ctx, over))
 		s.stop()
 	}()
-	over, err = s.serveUntilOver(ctx, 0)
+	over, err = s.serveUntilOver(ctx, func() bool { return true })
 	if over && err == nil {
 		s.front.drain(ctx)
 	}
 	return err
 }
 
-// serveUntilOver waits until the job is over, and all that it has told is kept, and reports whether it is. It waits so long for the first rank, after which it counts as over too; 0 is for ever.
-func (s *service) serveUntilOver(ctx context.Context, first time.Duration) (over bool, err error) {
+// serveUntilOver waits until the job is over, and all that it has told is kept, and reports whether it is. One that no rank has come to is over when none is to be expected.
+func (s *service) serveUntilOver(ctx context.Context, expected func() bool) (over bool, err error) {
 	h, k, o := s.hub, s.hub.keeper, s.options
 	missing := func(ranks []int, since time.Time, err error) error {
 		return &MissingRanksError{Op: "serving the rendezvous of job " + quoteJob(o.Job), Missing: ranks, Size: o.WorldSize, Waited: time.Since(since), Err: err}
@@ -93,7 +93,7 @@ func (s *service) serveUntilOver(ctx context.Context, first time.Duration) (over
 		}
 		present, absent := h.standing()
 		switch {
-		case len(absent) == o.WorldSize && first > 0 && time.Since(started) > first:
+		case len(absent) == o.WorldSize && !expected():
 			return true, k.flush(ctx)
 		case len(present) > 0 || len(absent) == o.WorldSize:
 			alone = time.Time{}

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,8 +50,8 @@ type service struct {
 
 	mu       sync.Mutex
 	stopped  bool
-	serving  int                  // streams of ranks that were admitted
-	attached map[int]*serviceConn // by world rank
+	serving  map[*serviceSocket]struct{} // those of streams whose ranks were admitted
+	attached map[int]*serviceConn        // by world rank
 }
 
 // serviceConn is the connection of one rank.
@@ -85,7 +87,7 @@ func startService(l net.Listener, h *hub, o *Options, again bool, logger *slog.L
 		return nil, err
 	}
 	s.front, f.returns = f, h.keeper != nil && h.keeper.restored // where no service was before this one, nobody comes back
-	f.find = func(context.Context, *pb.Hello) (*service, error) { return s, nil }
+	f.find = func(context.Context, *pb.Hello) (*service, func(), error) { return s, func() {}, nil }
 	f.start()
 	s.work.Go(s.watch)
 	return s, nil
@@ -93,7 +95,7 @@ func startService(l net.Listener, h *hub, o *Options, again bool, logger *slog.L
 
 // newService makes what a job needs, and starts nothing.
 func newService(h *hub, o *Options, again bool, logger *slog.Logger) *service {
-	return &service{hub: h, options: o, limits: o.bounds(), logger: logger, again: again, stopping: make(chan struct{}), attached: make(map[int]*serviceConn)}
+	return &service{hub: h, options: o, limits: o.bounds(), logger: logger, again: again, stopping: make(chan struct{}), serving: make(map[*serviceSocket]struct{}), attached: make(map[int]*serviceConn)}
 }
 
 // stop ends all connections, also those that are of no job yet, and waits for the goroutines.
@@ -119,38 +121,52 @@ func (s *service) end() {
 	s.once.Do(func() { close(s.stopping) })
 }
 
-// enter counts the stream of a rank that was admitted. leave is called when it ends.
-func (s *service) enter() {
+// enter notes the stream of a rank that was admitted. leave is called when it ends.
+func (s *service) enter(c *serviceSocket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.serving++
+	s.serving[c] = struct{}{}
 }
 
-func (s *service) leave() {
+func (s *service) leave(c *serviceSocket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.serving--
+	delete(s.serving, c)
 }
 
-// settle waits a moment, but not past the context, for the streams of ranks that have left, so that their goodbyes are answered.
-func (s *service) settle(ctx context.Context) {
+// settle waits a moment, but not past the context, for the streams of ranks that have left, so that their goodbyes are answered. It returns the sockets of
+// those that are still there.
+func (s *service) settle(ctx context.Context) []*serviceSocket {
 	ctx, cancel := context.WithTimeout(ctx, graceTimeout)
 	defer cancel()
 	look := time.NewTicker(5 * time.Millisecond)
 	defer look.Stop()
 	for {
 		s.mu.Lock()
-		n := s.serving
+		left := slices.Collect(maps.Keys(s.serving))
 		s.mu.Unlock()
-		if n == 0 {
-			return
+		if len(left) == 0 {
+			return nil
 		}
 		select {
 		case <-look.C:
 		case <-ctx.Done():
-			return
+			return left
 		}
 	}
+}
+
+// close ends the job's streams, also those to which nothing more can be written, and waits for them.
+func (s *service) close(ctx context.Context) {
+	s.end()
+	for left := s.settle(context.WithoutCancel(ctx)); len(left) > 0; left = s.settle(context.WithoutCancel(ctx)) {
+		for _, c := range left {
+			if err := c.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+				s.logger.Debug("closing a connection", "from", c.RemoteAddr(), "error", err)
+			}
+		}
+	}
+	s.work.Wait()
 }
 
 // connect serves the rank that says hello for as long as it takes part.
@@ -164,8 +180,8 @@ func (s *service) connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.S
 	if refusal != nil {
 		return refuse(stream, socket, refusal, s.logger)
 	}
-	s.enter()
-	defer s.leave()
+	s.enter(socket)
+	defer s.leave(socket)
 	s.front.work.Go(func() { c.read(stream) })
 	c.write(stream)
 	if s.hub.keeper != nil && !c.parted.Load() {
@@ -230,8 +246,8 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 	case h.GetRestart() != int64(o.Restart):
 		return refused(RefusedRestart, "this is attempt %d of the job, not %d", o.Restart, h.GetRestart())
 	case h.GetWorldSize() != int64(o.WorldSize):
-		if present, absent := s.hub.standing(); s.many && len(present)+len(absent) == 0 {
-			return refusedEnding // the job is over, and may be opened again with any number of ranks
+		if present, absent := s.hub.standing(); s.many && (len(present)+len(absent) == 0 || len(absent) == o.WorldSize) {
+			return refusedEnding // the job is over, or has not begun and may not: it can be opened with any number of ranks
 		}
 		return refused(RefusedWorldSize, "this world has %d ranks, not %d", o.WorldSize, h.GetWorldSize())
 	case m.WorldRank < 0 || m.WorldRank >= o.WorldSize:
@@ -267,7 +283,7 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 				}
 				return refused(RefusedDuplicate, text, m.WorldRank)
 			}
-			c.early = s.again && before == rankLeft
+			c.early = s.again && before == rankLeft && !h.GetAgain()
 			return refused(RefusedLate, "rank %d has left this job or was lost; a rank that starts again needs a new attempt of the job",
 				m.WorldRank)
 		}

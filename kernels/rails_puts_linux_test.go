@@ -234,7 +234,7 @@ func TestRailPutsFail(t *testing.T) {
 			left.Add(-1)
 			return nil
 		}}
-		backendtest.RequireAll(t, onWired(t, w, 1, time.Second, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+		backendtest.RequireAll(t, onWired(t, w, 1, 2*time.Second, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 			_, closeAll, s, p, err := railPlan(ctx, m, what)
 			if err != nil {
 				return err

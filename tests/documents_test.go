@@ -22,6 +22,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // block is a fenced block of a document.
@@ -181,10 +182,8 @@ func moduleOf(t *testing.T, page string, programs []block, dir string) {
 // freePort returns a port of loopback that nobody listens on.
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	_, port, err := net.SplitHostPort(testneed.FreeAddress(t))
 	require.NoError(t, err)
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	require.NoError(t, errors.Join(err, l.Close()))
 	return port
 }
 

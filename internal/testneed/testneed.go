@@ -1,9 +1,12 @@
 // Package testneed skips tests that need what not every machine has, such as a library or a GPU. The variable SYMMEM_TEST_REQUIRE forbids
 // that: it lists, with commas between them, the names of what the machine must have, and gpus=N for N GPUs. A test that would be skipped for one of
-// them fails. Only tests import this package.
+// them fails. It also finds addresses that are a test's own. Only tests import this package.
 package testneed
 
 import (
+	"fmt"
+	"math/rand/v2"
+	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -31,6 +34,26 @@ func MissingGPUs(t testing.TB, need int, why any) {
 		}
 	}
 	t.Skip("there are fewer than ", need, " GPUs: ", why)
+}
+
+// FreeAddress returns a loopback address, host:port, that nobody listens on. Its port is none that systems give to who asks for any, nor one that is made from the id of a
+// job: somebody else could be given it before the test listens there.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
+	const first, after = 10240, 20480
+	var last error
+	for range 100 {
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", first+rand.IntN(after-first)))
+		if err == nil {
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			return l.Addr().String()
+		}
+		last = err
+	}
+	t.Fatal("no free address: ", last)
+	return ""
 }
 
 // required returns the entries of SYMMEM_TEST_REQUIRE.

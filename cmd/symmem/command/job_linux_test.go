@@ -81,7 +81,7 @@ func ranksOf(t *testing.T, size int, vars func(rank int) []string, args func(ran
 // newJob returns an id and a port that no other job of this machine has.
 func newJob(t *testing.T) (id string, port int) {
 	t.Helper()
-	_, text, err := net.SplitHostPort(freeAddress(t))
+	_, text, err := net.SplitHostPort(testneed.FreeAddress(t))
 	require.NoError(t, err)
 	port, err = strconv.Atoi(text)
 	require.NoError(t, err)

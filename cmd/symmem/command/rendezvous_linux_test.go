@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -23,29 +22,11 @@ import (
 	"github.com/symmem/symmem/internal/testneed"
 )
 
-// freeAddress is an address that nobody listens on. Its port is none that systems give to who asks for any, nor one that is made from the id of a job: other tests could be given it
-// before the command listens there.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	const first, after = 10240, 20480
-	var last error
-	for range 100 {
-		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", first+rand.IntN(after-first)))
-		if err == nil {
-			defer l.Close()
-			return l.Addr().String()
-		}
-		last = err
-	}
-	require.NoError(t, last)
-	return ""
-}
-
 // TestRendezvous: ranks meet at the service, rank 0 may go first, and the service ends with the last.
 func TestRendezvous(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	addr := freeAddress(t)
+	addr := testneed.FreeAddress(t)
 	ended := make(chan result, 1)
 	go func() {
 		ended <- call(t, "", environ("SYMMEM_TOKEN=0123456789abcdef"), "rendezvous", "--listen", addr, "--world-size", "3", "--job", "three", "--log-level", "debug")
@@ -77,7 +58,7 @@ func TestRendezvousJobs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, stay := range []bool{false, true} {
-		addr := freeAddress(t)
+		addr := testneed.FreeAddress(t)
 		args := []string{"rendezvous", "--listen", addr}
 		if stay {
 			args = append(args, "--stay")
@@ -123,7 +104,7 @@ func TestRendezvousJobs(t *testing.T) {
 
 // TestRendezvousEnds: a signal ends it, with the status that shells define.
 func TestRendezvousEnds(t *testing.T) {
-	addr := freeAddress(t)
+	addr := testneed.FreeAddress(t)
 	ended := make(chan result, 1)
 	go func() { ended <- call(t, "", environ(), "rendezvous", "--listen", addr, "--world-size", "2") }()
 	require.Eventually(t, func() bool {
@@ -153,6 +134,7 @@ func TestRendezvousRefuses(t *testing.T) {
 		"no address":      {[]string{"--world-size", "2"}, exit.Usage, "--listen"},
 		"a job of many":   {[]string{"--listen", "127.0.0.1:0", "--job", "j"}, exit.Usage, "--job is of one job, whose number of ranks, --world-size, is missing"},
 		"an attempt":      {[]string{"--listen", "127.0.0.1:0", "--restart", "1"}, exit.Usage, "--restart is of one job"},
+		"no ranks":        {[]string{"--listen", "127.0.0.1:0", "--world-size", "0"}, exit.Usage, "is 0, which is no number of ranks"},
 		"one that stays":  {[]string{"--listen", "127.0.0.1:0", "--stay", "--world-size", "2"}, exit.Usage, "--stay is for any number of jobs"},
 		"jobs of anybody": {[]string{"--listen", "0.0.0.0:0"}, exit.Failure, "SYMMEM_TOKEN"},
 		"arguments":       {[]string{"--listen", "127.0.0.1:0", "2"}, exit.Usage, "takes no arguments"},
@@ -183,7 +165,7 @@ func TestRendezvousKilled(t *testing.T) {
 	if _, err := exec.LookPath("etcd"); err != nil {
 		testneed.Missing(t, "etcd", err)
 	}
-	dir, client, peer := t.TempDir(), freeAddress(t), freeAddress(t)
+	dir, client, peer := t.TempDir(), testneed.FreeAddress(t), testneed.FreeAddress(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	server := exec.CommandContext(ctx, "etcd", "--data-dir", dir, "--listen-client-urls", "http://"+client, "--advertise-client-urls", "http://"+client,
@@ -194,7 +176,7 @@ func TestRendezvousKilled(t *testing.T) {
 	defer func() { _ = server.Process.Kill() }()
 
 	const size = 3
-	addr := freeAddress(t)
+	addr := testneed.FreeAddress(t)
 	token := "SYMMEM_TOKEN=0123456789abcdef"
 	start := func() *command {
 		return startCommand(t, environ(token, "SYMMEM_RENDEZVOUS_STORE=etcd://"+client+"/jobs"), "rendezvous", "--listen", addr, "--world-size", "3", "--job", "killed")

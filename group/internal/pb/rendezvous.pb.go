@@ -401,6 +401,7 @@ type Hello struct {
 	Again         bool                   `protobuf:"varint,6,opt,name=again,proto3" json:"again,omitempty"`       // the rank was admitted by a service that is gone, and comes back to the one in its place
 	Waits         []*Taken               `protobuf:"bytes,7,rep,name=waits,proto3" json:"waits,omitempty"`        // what such a rank waits for; what else is kept for it, it has
 	Liveness      int64                  `protobuf:"varint,8,opt,name=liveness,proto3" json:"liveness,omitempty"` // nanoseconds that the service may be silent before this rank counts it as lost; 0 if the rank does not say
+	Served        bool                   `protobuf:"varint,9,opt,name=served,proto3" json:"served,omitempty"`     // the rank was told that the service is in a process of its own, and not in rank 0
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -489,6 +490,13 @@ func (x *Hello) GetLiveness() int64 {
 		return x.Liveness
 	}
 	return 0
+}
+
+func (x *Hello) GetServed() bool {
+	if x != nil {
+		return x.Served
+	}
+	return false
 }
 
 // Member is what a group knows of one of its ranks.
@@ -1844,7 +1852,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x05store\x18\x05 \x01(\v2 .symmem.rendezvous.v1.StoreReplyH\x00R\x05store\x120\n" +
 	"\x04loss\x18\x06 \x01(\v2\x1a.symmem.rendezvous.v1.LossH\x00R\x04lossB\x06\n" +
 	"\x04body\"\v\n" +
-	"\tHeartbeat\"\x87\x02\n" +
+	"\tHeartbeat\"\x9f\x02\n" +
 	"\x05Hello\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\fR\x03job\x12\x18\n" +
 	"\arestart\x18\x02 \x01(\x03R\arestart\x12\x1d\n" +
@@ -1854,7 +1862,8 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\asession\x18\x05 \x01(\tR\asession\x12\x14\n" +
 	"\x05again\x18\x06 \x01(\bR\x05again\x121\n" +
 	"\x05waits\x18\a \x03(\v2\x1b.symmem.rendezvous.v1.TakenR\x05waits\x12\x1a\n" +
-	"\bliveness\x18\b \x01(\x03R\bliveness\"\x89\x02\n" +
+	"\bliveness\x18\b \x01(\x03R\bliveness\x12\x16\n" +
+	"\x06served\x18\t \x01(\bR\x06served\"\x89\x02\n" +
 	"\x06Member\x12\x1d\n" +
 	"\n" +
 	"world_rank\x18\x01 \x01(\x03R\tworldRank\x12\x12\n" +

@@ -70,6 +70,9 @@ same address goes on with them. The ranks look for it for their timeout, and are
 			return exit.Usagef("--listen, the address to serve on, is missing")
 		}
 		one := cfg.WorldSize > 0
+		if from := cfg.Source("world-size"); !one && from != (config.Source{}) {
+			return exit.Usagef("world-size, from %v, is %d, which is no number of ranks; leave it out for any number of jobs", from, cfg.WorldSize)
+		}
 		for _, key := range []string{"job", "restart"} {
 			if !one && cfg.Source(key).Flag != "" {
 				return exit.Usagef("--%s is of one job, whose number of ranks, --world-size, is missing", key)
