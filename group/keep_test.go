@@ -159,11 +159,7 @@ func newKeptService(t *testing.T, n int, base Options) *keptService {
 func (s *keptService) start(l net.Listener) {
 	s.t.Helper()
 	if l == nil {
-		var err error
-		require.Eventually(s.t, func() bool {
-			l, err = net.Listen("tcp", s.addr)
-			return err == nil
-		}, 10*time.Second, 5*time.Millisecond, "listening again: %v", err)
+		l = listenAgain(s.t, s.addr)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.t.Context()), 2*time.Minute) // it serves cleanups too
 	o := s.opts
@@ -171,6 +167,17 @@ func (s *keptService) start(l net.Listener) {
 	s.stop, s.ended = cancel, make(chan error, 1)
 	ended := s.ended
 	go func() { ended <- Serve(ctx, &o) }()
+}
+
+// listenAgain listens at an address that another service has just left.
+func listenAgain(t *testing.T, addr string) (l net.Listener) {
+	t.Helper()
+	var err error
+	require.Eventually(t, func() bool {
+		l, err = net.Listen("tcp", addr)
+		return err == nil
+	}, 10*time.Second, 5*time.Millisecond, "listening again: %v", err)
+	return l
 }
 
 // end ends the service, and returns what Serve does.
