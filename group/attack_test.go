@@ -685,7 +685,8 @@ func TestAdmittedConnectionStays(t *testing.T) {
 	base := Options{Rank: 0, WorldSize: 2, Addr: l.Addr().String(), Timeout: 20 * time.Second}
 	o, err := base.checked()
 	require.NoError(t, err)
-	service := &service{hub: newHub(2, lim), options: o, limits: lim, logger: l.logger, attached: make(map[int]*serviceConn)}
+	o.limits = lim
+	service := newService(newHub(2, lim), o, false, l.logger)
 	hello := &pb.Hello{WorldSize: 2, Member: Member{WorldRank: 1}.toWire(), Session: "one"}
 	accepted := func() *serviceConn {
 		t.Helper()
@@ -803,7 +804,8 @@ func TestSpeaksBeforeItIsRefused(t *testing.T) {
 	o, err := (&Options{WorldSize: 2, Addr: l.Addr().String()}).checked()
 	require.NoError(t, err)
 	h := newHub(2, lim)
-	s := &service{hub: h, options: o, limits: lim, logger: l.logger, attached: make(map[int]*serviceConn)}
+	o.limits = lim
+	s := newService(h, o, false, l.logger)
 	accepted := func() *serviceConn {
 		near, far := net.Pipe()
 		t.Cleanup(func() { _, _ = near.Close(), far.Close() })

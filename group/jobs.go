@@ -98,7 +98,7 @@ type jobs struct {
 	there   map[jobName]*job
 	begun   bool              // a rank has come
 	failed  map[jobName]error // the last of each job
-	further int               // jobs that have failed and are not there
+	further int               // failures of jobs that are not there
 	ended   []error           // of the jobs that the end of the context has ended
 }
 
@@ -121,7 +121,7 @@ type job struct {
 func (j *jobs) close(idle bool) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.ctx.Err() == nil && !(idle && j.begun && len(j.there) == 0 && time.Now().After(j.earliest)) {
+	if j.ctx.Err() == nil && !(idle && j.begun && len(j.there) == 0 && !time.Now().Before(j.earliest)) {
 		return false
 	}
 	j.closed = true
@@ -225,18 +225,20 @@ func (j *jobs) serve(one *job, n jobName, o *Options) {
 		var over bool
 		for ended := false; !ended; {
 			over, err = s.serveUntilOver(j.ctx, func() bool { return j.expects(one) })
-			ended = err != nil || s.shut() // else the first rank has come at the last moment
+			shut := s.shut() // else a rank has come at the last moment
+			ended = shut || err != nil && !errors.Is(err, context.DeadlineExceeded) || j.ctx.Err() != nil
+			over = over && shut
 		}
 		if over {
+			if errors.Is(err, j.ctx.Err()) {
+				err = nil // it was over when the context ended
+			}
 			s.settle(j.ctx)
 		}
 		_, absent := h.standing()
 		came = len(absent) < o.WorldSize
 		err = errors.Join(err, k.end(j.ctx, over))
 		s.close(j.ctx)
-		if over && j.ctx.Err() != nil {
-			err = nil // it was over when the context ended
-		}
 	}
 	if !came && j.ctx.Err() != nil {
 		err = nil // nobody is missing in a job that nobody was in

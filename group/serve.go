@@ -91,9 +91,10 @@ func (s *service) serveUntilOver(ctx context.Context, expected func() bool) (ove
 				}
 			}
 		}
+		anybody := expected() // before the look at who is there: a rank that has come is one of both
 		present, absent := h.standing()
 		switch {
-		case len(absent) == o.WorldSize && !expected():
+		case len(absent) == o.WorldSize && !anybody:
 			return true, k.flush(ctx)
 		case len(present) > 0 || len(absent) == o.WorldSize:
 			alone = time.Time{}

@@ -121,13 +121,7 @@ func (s *service) end() {
 	s.once.Do(func() { close(s.stopping) })
 }
 
-// enter notes the stream of a rank that was admitted. leave is called when it ends.
-func (s *service) enter(c *serviceSocket) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.serving[c] = struct{}{}
-}
-
+// leave is the end of the stream of a rank that was admitted.
 func (s *service) leave(c *serviceSocket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,7 +174,6 @@ func (s *service) connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.S
 	if refusal != nil {
 		return refuse(stream, socket, refusal, s.logger)
 	}
-	s.enter(socket)
 	defer s.leave(socket)
 	s.front.work.Go(func() { c.read(stream) })
 	c.write(stream)
@@ -290,7 +283,7 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 	}
 	c.socket.service.Store(s)
 	c.rank.Store(int64(m.WorldRank)) // not before: what it says until then would be taken for that of the rank that is present already
-	s.attached[m.WorldRank] = c
+	s.attached[m.WorldRank], s.serving[c.socket] = c, struct{}{}
 	c.socket.admit()
 	s.logger.Debug("rank attached", "attached", m.WorldRank, "host", m.Host, "pid", m.PID)
 	return nil

@@ -248,7 +248,8 @@ func TestBrokenWhileServiceStops(t *testing.T) {
 	defer l.Close()
 	o, err := (&Options{WorldSize: 2, Addr: l.Addr().String(), Timeout: time.Minute}).checked()
 	require.NoError(t, err)
-	s := &service{hub: newHub(2, lim), options: o, limits: lim, logger: l.logger, attached: make(map[int]*serviceConn)}
+	o.limits = lim
+	s := newService(newHub(2, lim), o, false, l.logger)
 	admitted := func() *serviceConn {
 		near, far := net.Pipe()
 		t.Cleanup(func() { _, _ = near.Close(), far.Close() })

@@ -46,7 +46,8 @@ over, and the status is 1. Ranks that symmem run starts need none: run hosts the
 With --world-size it is for one job, and refuses the ranks of any other: the number of ranks, the job's name and its attempt are theirs.
 
 With --rendezvous-store it keeps the state of the jobs in etcd, and when it has ended before them, one that is started with the same flags at the
-same address goes on with them. The ranks look for it for their timeout, and are not told of anything that it would not know.`,
+same address goes on with them. The ranks look for it for their timeout, and are not told of anything that it would not know. A service with a store
+does not end before the ranks of all its jobs have had the time to come back: --liveness-timeout and some seconds from its start.`,
 		Example: "  symmem rendezvous --listen 10.0.0.1:29400\n" +
 			"  symmem rendezvous --listen 10.0.0.1:29400 --stay --rendezvous-store etcd://10.0.0.2:2379/symmem\n" +
 			"  symmem rendezvous --listen 10.0.0.1:29400 --world-size 16 --job train",
@@ -70,8 +71,8 @@ same address goes on with them. The ranks look for it for their timeout, and are
 			return exit.Usagef("--listen, the address to serve on, is missing")
 		}
 		one := cfg.WorldSize > 0
-		if from := cfg.Source("world-size"); !one && from != (config.Source{}) {
-			return exit.Usagef("world-size, from %v, is %d, which is no number of ranks; leave it out for any number of jobs", from, cfg.WorldSize)
+		if !one && cfg.Source("world-size").Flag != "" {
+			return exit.Usagef("--world-size is %d, which is no number of ranks; leave it out for any number of jobs", cfg.WorldSize)
 		}
 		for _, key := range []string{"job", "restart"} {
 			if !one && cfg.Source(key).Flag != "" {
