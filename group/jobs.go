@@ -146,7 +146,7 @@ func (j *jobs) find(ctx context.Context, h *pb.Hello) (s *service, gone func(), 
 	case h.GetMember().GetWorldRank() < 0 || h.GetMember().GetWorldRank() >= int64(size):
 		return nil, none, refused(RefusedRank, "rank %d is outside of a world of %d", h.GetMember().GetWorldRank(), size)
 	}
-	found, err := j.take(n, size, h.GetAgain())
+	found, err := j.take(n, size)
 	if err != nil {
 		return nil, none, err
 	}
@@ -173,8 +173,8 @@ func (j *jobs) expects(one *job) bool {
 	return one.streams > 0
 }
 
-// take is the job of a name, which begins if it is not there and may. again says that the rank was in it before.
-func (j *jobs) take(n jobName, size int, again bool) (*job, error) {
+// take is the job of a name, which begins if it is not there and may.
+func (j *jobs) take(n jobName, size int) (*job, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	found := j.there[n]
@@ -184,8 +184,6 @@ func (j *jobs) take(n jobName, size int, again bool) (*job, error) {
 		return found, nil
 	case j.closed:
 		return nil, status.Error(codes.Unavailable, refusedEnding.Text)
-	case again && j.options.Store == "":
-		return nil, refused(RefusedLate, "this service knows nothing of the job, which another one had, and has no store; start the job again as another attempt")
 	case len(j.there) >= j.options.bounds().jobs:
 		return nil, status.Errorf(codes.Unavailable, "the service has %d jobs, which are all that it takes at a time", len(j.there))
 	}
