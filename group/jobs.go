@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/symmem/symmem/group/internal/pb"
-	"github.com/symmem/symmem/internal/errs"
 )
 
 // MaxJobs is the most jobs that [ServeJobs] has at a time.
@@ -44,15 +43,7 @@ const maxJobErrors = 16
 //
 // Beyond [MaxJobs] jobs at a time, or four times [MaxWorldSize] ranks in all of them, the ranks of others are told to come again, which they do for their Timeout.
 func ServeJobs(ctx context.Context, opts *Options) error {
-	const op = "ServeJobs"
-	o, err := opts.checkedFor(op)
-	if err = errors.Join(errs.Given(op, "ctx", ctx, "a context"), err); err != nil {
-		if opts != nil && opts.Listener != nil {
-			err = errors.Join(err, opts.Listener.Close())
-		}
-		return err
-	}
-	l, err := listen(ctx, op, o)
+	o, l, err := listening(ctx, "ServeJobs", opts)
 	if err != nil {
 		return err
 	}

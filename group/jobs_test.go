@@ -25,46 +25,11 @@ import (
 )
 
 // jobsService is a service of ServeJobs.
-type jobsService struct {
-	t     *testing.T
-	opts  Options
-	addr  string
-	stop  context.CancelFunc
-	ended chan error
-}
+type jobsService struct{ *testService }
 
 func newJobsService(t *testing.T, opts Options) *jobsService {
 	t.Helper()
-	l := listenLoopback(t)
-	s := &jobsService{t: t, opts: opts, addr: l.Addr().String()}
-	s.start(l)
-	t.Cleanup(func() { s.stop() })
-	return s
-}
-
-// start serves on l, or again at the address.
-func (s *jobsService) start(l net.Listener) {
-	s.t.Helper()
-	if l == nil {
-		l = listenAgain(s.t, s.addr)
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.t.Context()), 2*time.Minute)
-	o := s.opts
-	o.Listener = l
-	s.stop, s.ended = cancel, make(chan error, 1)
-	ended := s.ended
-	go func() { ended <- ServeJobs(ctx, &o) }()
-}
-
-func (s *jobsService) wait() error {
-	s.t.Helper()
-	select {
-	case err := <-s.ended:
-		return err
-	case <-time.After(30 * time.Second):
-		s.t.Fatal("the service does not end")
-		return nil
-	}
+	return &jobsService{newTestService(t, listenLoopback(t), opts, ServeJobs)}
 }
 
 // rank is one of a job's options.
@@ -74,12 +39,8 @@ func (s *jobsService) rank(job string, size, rank int) *Options {
 
 // join joins all ranks of a job.
 func (s *jobsService) join(job string, size int) ([]*Group, error) {
-	groups, failures := make([]*Group, size), make([]error, size)
-	var wait sync.WaitGroup
-	for rank := range groups {
-		wait.Go(func() { groups[rank], failures[rank] = Join(testContext(s.t), s.rank(job, size, rank)) })
-	}
-	wait.Wait()
+	s.t.Helper()
+	groups, failures := joinAll(s.t, size, func(rank int) *Options { return s.rank(job, size, rank) })
 	return groups, errors.Join(failures...)
 }
 
@@ -650,9 +611,7 @@ func TestServeJobsAtPorts(t *testing.T) {
 		}
 		require.NoError(t, l.Close())
 	}
-	s := &jobsService{t: t, opts: Options{Stay: true}, addr: l.Addr().String()}
-	s.start(l)
-	defer s.stop()
+	s := &jobsService{newTestService(t, l, Options{Stay: true}, ServeJobs)}
 	require.NoError(t, next.Close())
 	for range 3 {
 		var wait sync.WaitGroup

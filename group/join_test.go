@@ -42,18 +42,27 @@ func newJob(t testing.TB, n int, base Options) []*Group {
 
 func tryJob(t testing.TB, n int, base Options) ([]*Group, []error) {
 	t.Helper()
-	ctx := testContext(t)
 	l := listenLoopback(t)
 	base.WorldSize, base.Addr = n, l.Addr().String()
-	groups, failures := make([]*Group, n), make([]error, n)
-	var wait sync.WaitGroup
-	for rank := range n {
+	return joinAll(t, n, func(rank int) *Options {
 		o := base
 		o.Rank, o.LocalRank = rank, rank
 		if rank == 0 {
 			o.Listener = l
 		}
-		wait.Go(func() { groups[rank], failures[rank] = Join(ctx, &o) })
+		return &o
+	})
+}
+
+// joinAll joins n ranks at once, each with its options.
+func joinAll(t testing.TB, n int, options func(rank int) *Options) ([]*Group, []error) {
+	t.Helper()
+	ctx := testContext(t)
+	groups, failures := make([]*Group, n), make([]error, n)
+	var wait sync.WaitGroup
+	for rank := range n {
+		o := options(rank)
+		wait.Go(func() { groups[rank], failures[rank] = Join(ctx, o) })
 	}
 	wait.Wait()
 	return groups, failures

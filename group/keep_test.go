@@ -136,27 +136,27 @@ func uniqueJob() string {
 	return fmt.Sprintf("job-%d-%s", storeCount.n, processID())
 }
 
-// keptService is a service with a store, which can be ended and started again at the same address.
-type keptService struct {
+// testService is a service that can be ended and started again at the same address.
+type testService struct {
 	t     *testing.T
 	opts  Options
 	addr  string
+	serve func(context.Context, *Options) error
 	stop  context.CancelFunc
 	ended chan error
 }
 
-func newKeptService(t *testing.T, n int, base Options) *keptService {
+// newTestService serves on l by serve, with opts.
+func newTestService(t *testing.T, l net.Listener, opts Options, serve func(context.Context, *Options) error) *testService {
 	t.Helper()
-	l := listenLoopback(t)
-	base.WorldSize = n
-	s := &keptService{t: t, opts: base, addr: l.Addr().String()}
+	s := &testService{t: t, opts: opts, addr: l.Addr().String(), serve: serve}
 	s.start(l)
 	t.Cleanup(func() { s.stop() })
 	return s
 }
 
 // start serves on l, or again at the address.
-func (s *keptService) start(l net.Listener) {
+func (s *testService) start(l net.Listener) {
 	s.t.Helper()
 	if l == nil {
 		l = listenAgain(s.t, s.addr)
@@ -166,7 +166,34 @@ func (s *keptService) start(l net.Listener) {
 	o.Listener = l
 	s.stop, s.ended = cancel, make(chan error, 1)
 	ended := s.ended
-	go func() { ended <- Serve(ctx, &o) }()
+	go func() { ended <- s.serve(ctx, &o) }()
+}
+
+// end ends the service, and returns what it does.
+func (s *testService) end() error {
+	s.t.Helper()
+	s.stop()
+	return s.wait()
+}
+
+func (s *testService) wait() error {
+	s.t.Helper()
+	select {
+	case err := <-s.ended:
+		return err
+	case <-time.After(30 * time.Second):
+		s.t.Fatal("the service does not end")
+		return nil
+	}
+}
+
+// keptService is a service of Serve with a store.
+type keptService struct{ *testService }
+
+func newKeptService(t *testing.T, n int, base Options) *keptService {
+	t.Helper()
+	base.WorldSize = n
+	return &keptService{newTestService(t, listenLoopback(t), base, Serve)}
 }
 
 // listenAgain listens at an address that another service has just left.
@@ -180,24 +207,6 @@ func listenAgain(t *testing.T, addr string) (l net.Listener) {
 	return l
 }
 
-// end ends the service, and returns what Serve does.
-func (s *keptService) end() error {
-	s.t.Helper()
-	s.stop()
-	return s.wait()
-}
-
-func (s *keptService) wait() error {
-	s.t.Helper()
-	select {
-	case err := <-s.ended:
-		return err
-	case <-time.After(30 * time.Second):
-		s.t.Fatal("the service does not end")
-		return nil
-	}
-}
-
 // finish lets the ranks leave, with which the service ends.
 func (s *keptService) finish(ctx context.Context, groups []*Group) {
 	s.t.Helper()
@@ -208,15 +217,11 @@ func (s *keptService) finish(ctx context.Context, groups []*Group) {
 // join joins all ranks.
 func (s *keptService) join() []*Group {
 	s.t.Helper()
-	ctx := testContext(s.t)
-	groups, failures := make([]*Group, s.opts.WorldSize), make([]error, s.opts.WorldSize)
-	var wait sync.WaitGroup
-	for rank := range groups {
+	groups, failures := joinAll(s.t, s.opts.WorldSize, func(rank int) *Options {
 		o := s.opts
 		o.Rank, o.LocalRank, o.Addr, o.Served, o.Store = rank, rank, s.addr, true, ""
-		wait.Go(func() { groups[rank], failures[rank] = Join(ctx, &o) })
-	}
-	wait.Wait()
+		return &o
+	})
 	requireNone(s.t, failures)
 	return groups
 }

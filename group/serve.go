@@ -36,20 +36,12 @@ const servedLook = 50 * time.Millisecond
 //
 // If the store takes no more, or does not answer in time, Serve ends with a [*durable.StoreError].
 func Serve(ctx context.Context, opts *Options) (err error) {
-	const op = "Serve"
-	o, err := opts.checkedFor(op)
-	if err = errors.Join(errs.Given(op, "ctx", ctx, "a context"), err); err != nil {
-		if opts != nil && opts.Listener != nil {
-			err = errors.Join(err, opts.Listener.Close())
-		}
-		return err
-	}
-	h := newHub(o.WorldSize, o.bounds())
 	// The socket comes first: where another service of the job has it, the store is that one's.
-	l, err := listen(ctx, op, o)
+	o, l, err := listening(ctx, "Serve", opts)
 	if err != nil {
 		return err
 	}
+	h := newHub(o.WorldSize, o.bounds())
 	k, err := recall(ctx, h, o)
 	if err != nil {
 		return errors.Join(err, l.Close())
@@ -69,6 +61,19 @@ func Serve(ctx context.Context, opts *Options) (err error) {
 		s.front.drain(ctx)
 	}
 	return err
+}
+
+// listening checks what the call op was given, and gives the options with their defaults and the socket to serve on. After an error the listener of opts is closed.
+func listening(ctx context.Context, op string, opts *Options) (*Options, net.Listener, error) {
+	o, err := opts.checkedFor(op)
+	if err = errors.Join(errs.Given(op, "ctx", ctx, "a context"), err); err != nil {
+		if opts != nil && opts.Listener != nil {
+			err = errors.Join(err, opts.Listener.Close())
+		}
+		return nil, nil, err
+	}
+	l, err := listen(ctx, op, o)
+	return o, l, err
 }
 
 // serveUntilOver waits until the job is over, and all that it has told is kept, and reports whether it is. One that no rank has come to is over when none is to be expected.

@@ -29,15 +29,11 @@ func served(t *testing.T, n int, base Options) (groups []*Group, ended <-chan er
 	service.Listener = l
 	end := make(chan error, 1)
 	go func() { end <- Serve(ctx, &service) }()
-	groups = make([]*Group, n)
-	failures := make([]error, n)
-	var wait sync.WaitGroup
-	for rank := range n {
+	groups, failures := joinAll(t, n, func(rank int) *Options {
 		o := base
 		o.Rank, o.Addr, o.Served = rank, l.Addr().String(), true
-		wait.Go(func() { groups[rank], failures[rank] = Join(ctx, &o) })
-	}
-	wait.Wait()
+		return &o
+	})
 	requireNone(t, failures)
 	return groups, end
 }

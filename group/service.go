@@ -153,7 +153,8 @@ func (s *service) settle(ctx context.Context) []*serviceSocket {
 // close ends the job's streams, also those to which nothing more can be written, and waits for them.
 func (s *service) close(ctx context.Context) {
 	s.end()
-	for left := s.settle(context.WithoutCancel(ctx)); len(left) > 0; left = s.settle(context.WithoutCancel(ctx)) {
+	ctx = context.WithoutCancel(ctx) // what has nothing more to wait for ends at once
+	for left := s.settle(ctx); len(left) > 0; left = s.settle(ctx) {
 		for _, c := range left {
 			if err := c.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 				s.logger.Debug("closing a connection", "from", c.RemoteAddr(), "error", err)
