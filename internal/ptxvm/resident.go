@@ -99,7 +99,7 @@ func (m *Machine) admit(d *floor) {
 		if n := len(among); n > 1 {
 			b = among[m.choose.Choose(n)]
 		}
-		l.outside = slices.DeleteFunc(slices.Clone(l.outside), func(o *block) bool { return o == b })
+		l.outside = slices.DeleteFunc(l.outside, func(o *block) bool { return o == b })
 		if len(l.outside) == 0 {
 			d.waiting = slices.DeleteFunc(d.waiting, func(o *launch) bool { return o == l })
 		}
