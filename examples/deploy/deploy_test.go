@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -29,9 +30,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// required reports whether SYMMEM_TEST_REQUIRE forbids to skip a test for what name stands for.
-func required(name string) bool {
-	return slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), name)
+// missing skips the test, because what name stands for is missing; why says what that is. It fails the test if SYMMEM_TEST_REQUIRE lists the name.
+func missing(t *testing.T, name, why string) {
+	t.Helper()
+	if slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), name) {
+		t.Fatalf("SYMMEM_TEST_REQUIRE names %s, which is missing: %s", name, why)
+	}
+	t.Skip(name + " is missing: " + why)
 }
 
 // manifest reads kubernetes.yaml; a field that Kubernetes does not have is an error.
@@ -139,19 +144,12 @@ func TestImage(t *testing.T) {
 		assert.Less(t, len(names), 10)
 	}
 	if os.Geteuid() != 0 {
-		if required("deploy") {
-			t.Fatal("SYMMEM_TEST_REQUIRE names deploy, and only root can run what is in the image")
-		}
-		t.Skip("deploy is missing: only root can run what is in the image")
+		missing(t, "deploy", "only root can run what is in the image")
 	}
 
 	_, job := manifest(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := l.Addr().String()
-	require.NoError(t, l.Close())
 	vars := variables(job)
-	vars["SYMMEM_RENDEZVOUS_ADDR"], vars["SYMMEM_TOKEN"] = addr, "0123456789abcdef"
+	vars["SYMMEM_RENDEZVOUS_ADDR"], vars["SYMMEM_TOKEN"] = fmt.Sprint("127.0.0.1:", freePorts(t, 1)[0]), "0123456789abcdef"
 	vars["KUBERNETES_SERVICE_HOST"] = "10.0.0.1"
 	if nixl == "" {
 		vars["SYMMEM_BACKEND"] = "host"
@@ -283,18 +281,12 @@ until [ "$(sinfo --noheader --states=idle --format=%D 2>/dev/null)" = 2 ]; do sl
 
 // TestSlurmItself: what srun starts on two nodes is a job that finds the host of rank 0 by itself, and sbatch takes the script.
 func TestSlurmItself(t *testing.T) {
-	missing := func(what string) {
-		if required("slurm") {
-			t.Fatal(what)
-		}
-		t.Skip(what)
-	}
 	if os.Getuid() != 0 || exec.Command("unshare", "--mount", "--pid", "--fork", "--mount-proc", "true").Run() != nil {
-		missing("Slurm's daemons need root, and namespaces")
+		missing(t, "slurm", "Slurm's daemons need root, and namespaces")
 	}
 	for _, program := range []string{"munged", "slurmctld", "slurmd", "srun"} {
 		if _, err := exec.LookPath(program); err != nil {
-			missing(err.Error())
+			missing(t, "slurm", err.Error())
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -378,14 +370,22 @@ PartitionName=all Nodes=one,two Default=YES
 	assert.Contains(t, text, "a required backend cannot be used")
 }
 
-// freePorts are ports that nobody listens on.
+// freePorts are ports that nobody listens on, none of them one that systems give to who asks for any: somebody else could be given it before it is listened on.
 func freePorts(t *testing.T, n int) (ports []int) {
 	t.Helper()
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		defer l.Close()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	const first, after, most = 10240, 20480, 100
+	var last error
+	for range n * most {
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", first+rand.IntN(after-first)))
+		if err != nil {
+			last = err
+			continue
+		}
+		defer l.Close() // only now, so that they differ
+		if ports = append(ports, l.Addr().(*net.TCPAddr).Port); len(ports) == n {
+			return ports
+		}
 	}
-	return ports
+	require.NoError(t, last)
+	return nil
 }
