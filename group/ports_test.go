@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // meetAtPorts joins n ranks at the ports, rank 0 late by some time, and closes them again.
@@ -91,10 +93,12 @@ func TestReturnBehindAnother(t *testing.T) {
 	t.Parallel() // it waits, most of the time
 	ctx := testContext(t)
 	limits := defaultLimits
-	limits.doubt, limits.attempt = time.Millisecond, 300*time.Millisecond
-	s := newKeptService(t, 2, Options{
-		Job: uniqueJob(), Store: "memory://here/" + uniqueJob(), Token: "the token of this job alone", Ports: 16, Timeout: 20 * time.Second, limits: &limits,
-	})
+	limits.doubt, limits.attempt = 300*time.Millisecond, 300*time.Millisecond
+	l, err := net.Listen("tcp", testneed.FreeAddress(t)) // next to it nobody is likely to listen: a rank that joins does doubt itself
+	require.NoError(t, err)
+	s := &keptService{newTestService(t, l, Options{
+		WorldSize: 2, Job: uniqueJob(), Store: "memory://here/" + uniqueJob(), Token: "the token of this job alone", Ports: 2, Timeout: 20 * time.Second, limits: &limits,
+	}, Serve)}
 	groups := s.join()
 	require.Error(t, s.end())
 	another := Options{WorldSize: 2, Addr: s.addr, Job: "another", Token: "another token, as long as this"}
@@ -108,7 +112,7 @@ func TestReturnBehindAnother(t *testing.T) {
 	})
 	defer other.Wait()
 	defer stop()
-	time.Sleep(500 * time.Millisecond) // they come to it some times
+	time.Sleep(4 * limits.doubt) // they come to it some times
 	o := s.opts
 	o.Addr = s.addr
 	s.ended = make(chan error, 1)
