@@ -164,6 +164,8 @@ func TestInstructions(t *testing.T) {
 		{"cvt.rzi.s32.f32 $d, $a;", w32, bits32(nan), 0, 0, 0},
 		{"cvt.rni.f32.f32 $d, $a;", w32, bits32(3.5), 0, 0, bits32(4)},
 		{"cvt.rn.sat.f16.f32 $d, $a;", [4]int{2, 4, 4, 4}, bits32(7), 0, 0, 0x3c00},
+		{"cvt.rn.f16x2.f32 $d, $a, $b;", w32, bits32(1), bits32(-2), 0, 0x3c00c000},
+		{"cvt.rn.bf16x2.f32 $d, $a, $b;", w32, bits32(1.00390625), bits32(nan), 0, 0x3f807fff},
 		{"cvt.sat.f32.f32 $d, $a;", w32, bits32(nan), 0, 0, 0},
 
 		// Floats. A NaN of 32 bits is always the same.

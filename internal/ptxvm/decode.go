@@ -752,8 +752,13 @@ func (d *decoder) convert() {
 	round := d.mod("rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi")
 	sat := d.mod("sat")
 	to, from := d.typ(), d.typ()
-	d.end(2)
 	o := d.s.ops
+	if pack := map[string]uint16{"cvt.rn.f16x2.f32": opCvtF16x2F32, "cvt.rn.bf16x2.f32": opCvtBF16x2F32}[d.s.name]; pack != 0 {
+		d.end(3)
+		d.emit(pre{op: pack, x: [6]int32{d.reg(o[0], 4, true), d.source(o[1], from, true), d.source(o[2], from, true)}, def: xd, use: xa | xb})
+		return
+	}
+	d.end(2)
 	if to == "pred" || from == "pred" || size(to) == 1 && to[0] == 'b' || strings.HasSuffix(to, "x2") || strings.HasSuffix(from, "x2") ||
 		to[0] == 'b' && !float(to) || from[0] == 'b' && !float(from) {
 		d.unknown()

@@ -371,6 +371,10 @@ func (m *Machine) exec(t *thread) {
 			r[in.d] = f16of32(r[in.a])
 		case opCvtBF16F32:
 			r[in.d] = bf16of32(r[in.a])
+		case opCvtF16x2F32:
+			r[in.d] = f16of32(r[in.a])<<16 | f16of32(r[in.b])
+		case opCvtBF16x2F32:
+			r[in.d] = bf16of32(r[in.a])<<16 | bf16of32(r[in.b])
 		case opCvtF32U32:
 			r[in.d] = uint64(math.Float32bits(float32(uint32(r[in.a]))))
 		case opCvt:

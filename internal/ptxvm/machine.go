@@ -2,6 +2,7 @@ package ptxvm
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"unsafe"
 )
@@ -527,6 +528,9 @@ func (m *Machine) start(l *launch) {
 		}
 		if n := l.f.module.bytes; n > 0 {
 			data := make([]uint64, (n+15)/16*2)
+			for w := range data {
+				data[w] = math.MaxUint64 // what is there when a block begins is anything: NaN, of floats
+			}
 			k.shared = &region{size: uint64(n), data: unsafe.Pointer(&data[0])}
 		}
 		b.blocks = append(b.blocks, k)

@@ -128,6 +128,8 @@ const (
 	opCvtF32F16
 	opCvtF16F32
 	opCvtBF16F32
+	opCvtF16x2F32 // a in the upper half
+	opCvtBF16x2F32
 	opCvtF32U32
 	opCvt // imm: a conversion
 
