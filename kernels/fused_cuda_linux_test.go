@@ -16,7 +16,6 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
-	"github.com/symmem/symmem/kernels/tuning"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
@@ -57,39 +56,14 @@ func TestRMSNormOnCUDA(t *testing.T) {
 			rows, columns := int64(3), []int64{64, 520}[i%2]
 			t.Run(fmt.Sprintf("size=%d/%s/%s", size, algorithm, dtype), func(t *testing.T) {
 				onSimulated(t, size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
-					return normOnCUDA(ctx, dev, m, algorithm, dtype, rows, columns, 0)
+					return normOnCUDA(ctx, dev, m, algorithm, dtype, rows, columns)
 				})
 			})
 		}
 	}
 }
 
-// TestRMSNormSpread: where a table gives a push more blocks than there are rows, those beyond the rows send parts of them, unless a bound leaves no two blocks for a row.
-func TestRMSNormSpread(t *testing.T) {
-	smallLimits(t)
-	for _, c := range []struct {
-		size, blocks, bound int
-		want                uint32
-	}{{2, 8, 0, 8}, {3, 7, 0, 7}, {2, 16, 6, 6}, {2, 16, 5, 3}, {2, 5, 0, 3}, {2, 0, 12, 3}} {
-		t.Run(fmt.Sprintf("size=%d/blocks=%d/bound=%d", c.size, c.blocks, c.bound), func(t *testing.T) {
-			onSimulated(t, c.size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
-				m.SetTuning(&tuning.Set{Tables: []*tuning.Table{{Rules: []tuning.Rule{{
-					Collective: tuning.AllReduceRMSNorm, Ranks: c.size, Steps: []tuning.Step{{Form: "one_shot_push", Blocks: c.blocks}},
-				}}}}})
-				before := len(dev.launches)
-				err := normOnCUDA(ctx, dev, m, Auto, tensor.BFloat16, 3, 520, c.bound)
-				for _, l := range dev.launches[before:] {
-					if l.grid != c.want {
-						err = errors.Join(err, fmt.Errorf("%s in %d blocks", l.name, l.grid))
-					}
-				}
-				return err
-			})
-		})
-	}
-}
-
-func normOnCUDA(ctx context.Context, dev *simDevice, m *memory.Memory, algorithm Algorithm, dtype tensor.DType, rows, columns int64, bound int) error {
+func normOnCUDA(ctx context.Context, dev *simDevice, m *memory.Memory, algorithm Algorithm, dtype tensor.DType, rows, columns int64) error {
 	rank, size, all := m.Group().Rank(), m.Group().Size(), rows*columns
 	in, err := tensor.Zeros(ctx, m, dtype, rows, columns)
 	if err != nil {
@@ -118,7 +92,7 @@ func normOnCUDA(ctx context.Context, dev *simDevice, m *memory.Memory, algorithm
 	if err != nil {
 		return err
 	}
-	plan, err := NewAllReduceRMSNorm(ctx, in, n, &Options{Algorithm: algorithm, FirstEpoch: 1<<32 - 2, MaxBlocks: bound})
+	plan, err := NewAllReduceRMSNorm(ctx, in, n, &Options{Algorithm: algorithm, FirstEpoch: 1<<32 - 2})
 	if err != nil {
 		return err
 	}

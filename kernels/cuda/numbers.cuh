@@ -11,6 +11,7 @@ SYMMEM_DEVICE u32 f32Bits(float x) { return (u32)__float_as_int(x); }
 // it, and hold -0 to be less than +0.
 struct FloatAcc {
   typedef float Acc;
+  enum : bool { floats = true };
   static SYMMEM_DEVICE float sum(float a, float b) { return __fadd_rn(a, b); }
   static SYMMEM_DEVICE float prod(float a, float b) { return __fmul_rn(a, b); }
   static SYMMEM_DEVICE float min(float a, float b) {
@@ -44,6 +45,11 @@ struct F16 : FloatAcc {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(a));
     return r;
   }
+  static SYMMEM_DEVICE u32 encode(float low, float high) {
+    u32 r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+  }
 };
 
 struct BF16 : FloatAcc {
@@ -54,10 +60,16 @@ struct BF16 : FloatAcc {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(a));
     return r;
   }
+  static SYMMEM_DEVICE u32 encode(float low, float high) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+  }
 };
 
 struct F64 {
   typedef double Acc;
+  enum : bool { floats = false };
   enum : u32 { width = 8 };
   static SYMMEM_DEVICE double decode(u64 x) { return __longlong_as_double((s64)x); }
   static SYMMEM_DEVICE u64 encode(double a) { return (u64)__double_as_longlong(a); }
@@ -80,6 +92,7 @@ struct F64 {
 // unsigned B so that it wraps around.
 template <class T, class A, class B> struct Integer {
   typedef A Acc;
+  enum : bool { floats = false };
   enum : u32 { width = sizeof(T) };
   static SYMMEM_DEVICE A decode(u64 x) { return (A)(T)x; }
   static SYMMEM_DEVICE B encode(A a) { return (B)a; }
@@ -127,6 +140,20 @@ template <class T, int N> SYMMEM_DEVICE void setElement(Words<N> &x, int e, u64 
   if constexpr (T::width == 1) x.w[e / 4] |= ((u32)bits & 0xff) << (8 * (e % 4));
 }
 
+// encodeFloats makes a vector of floats. It rounds two of 16 bits at a time: the compiler does so by itself only where neither is of any other use, and one at a time is
+// four times as slow.
+template <class T, int E> SYMMEM_DEVICE Words<E * T::width / 4> encodeFloats(const float (&a)[E]) {
+  Words<E * T::width / 4> x;
+  if constexpr (T::width == 2) {
+#pragma unroll
+    for (int k = 0; k < E / 2; k++) x.w[k] = T::encode(a[2 * k], a[2 * k + 1]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < E; k++) x.w[k] = T::encode(a[k]);
+  }
+  return x;
+}
+
 // Accumulator combines vectors in the order in which they are added.
 template <class T, class Op, int N> struct Accumulator {
   typedef typename T::Acc Acc;
@@ -162,6 +189,7 @@ template <class T, class Op, int N> struct Accumulator {
 #pragma unroll
       for (int e = 0; e < E; e++) a[e] = T::avg(a[e], world);
     }
+    if constexpr (T::floats) return encodeFloats<T>(a);
     Words<N> x = {};
 #pragma unroll
     for (int e = 0; e < E; e++) setElement<T>(x, e, T::encode(a[e]));

@@ -27,7 +27,7 @@ struct Norm {
   u32 shard;        // two-shot: vectors of each row that one rank sums
   float epsilon;
   float bias;       // added to weight: 0, or 1 for weights that are stored so
-  u32 spread;       // oneshot_push: where there are twice as many blocks as rows, and more, those beyond the rows send parts of them; out is not in then
+  u32 early;        // push: of so many rows, the next launch begins as soon as a thread of each block knows that it may
   u64 scale;        // of quantized: where a float is that the launch reads, or kInverse and the bits of 1 / scale
 };
 SYMMEM_AT(Norm, in, 0);
@@ -43,7 +43,7 @@ SYMMEM_AT(Norm, columns, 68);
 SYMMEM_AT(Norm, shard, 72);
 SYMMEM_AT(Norm, epsilon, 76);
 SYMMEM_AT(Norm, bias, 80);
-SYMMEM_AT(Norm, spread, 84);
+SYMMEM_AT(Norm, early, 84);
 SYMMEM_AT(Norm, scale, 88);
 static_assert(sizeof(Norm) == 96, "Norm");
 enum : u64 { kInverse = 1ull << 63 };
@@ -68,28 +68,34 @@ SYMMEM_DEVICE u32 e4m3(float x) {
   return sign | ((m >> 20) - 960);
 }
 
-// blockTotal is the sum over the block, the same in all threads: in a warp those 16 apart, then 8, 4, 2, 1; then of the warps, in order.
-static SYMMEM_DEVICE float blockTotal(float v) {
-  __shared__ float warps[32];
+// blockTotal is the sum over the block of up to 512 threads, the same in all of them: in a warp those 16 apart, then 8, 4, 2, 1; then of the warps, in order. Warps that are not there add 0,
+// which changes no sum of squares. turn is another one each time, so that nobody waits for those who have not read the last total.
+static SYMMEM_DEVICE float blockTotal(float v, u32 turn) {
+  enum : u32 { kWarps = 16 };
+  __shared__ __align__(16) float totals[2][kWarps];
+  float *warps = totals[turn % 2];
 #pragma unroll
   for (u32 d = 16; d > 0; d /= 2) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
-  __syncthreads(); // the last total has been read
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = v;
+  if (threadIdx.x >= blockDim.x / 32 && threadIdx.x < kWarps) warps[threadIdx.x] = 0;
   __syncthreads();
   v = warps[0];
-  for (u32 w = 1; w < blockDim.x / 32; w++) v = __fadd_rn(v, warps[w]);
+#pragma unroll
+  for (u32 w = 1; w < kWarps; w++) v = __fadd_rn(v, warps[w]);
   return v;
 }
 
 // addResidual gives s + r, and adds its squares, in order, to squares.
 template <class T> SYMMEM_DEVICE Words<4> addResidual(const Words<4> &s, const Words<4> &r, float &squares) {
-  Words<4> x = {};
+  constexpr u32 E = 16 / T::width;
+  float a[E];
+#pragma unroll
+  for (u32 e = 0; e < E; e++) a[e] = __fadd_rn(T::decode((u32)element<T>(s, e)), T::decode((u32)element<T>(r, e)));
+  const Words<4> x = encodeFloats<T>(a);
   float sum = 0;
 #pragma unroll
-  for (u32 e = 0; e < 16 / T::width; e++) {
-    const u32 bits = T::encode(__fadd_rn(T::decode((u32)element<T>(s, e)), T::decode((u32)element<T>(r, e))));
-    const float v = T::decode(bits & (T::width == 2 ? 0xffffu : ~0u));
-    setElement<T>(x, e, bits);
+  for (u32 e = 0; e < E; e++) {
+    const float v = T::decode((u32)element<T>(x, e));
     sum = e == 0 ? __fmul_rn(v, v) : __fadd_rn(sum, __fmul_rn(v, v));
   }
   squares = __fadd_rn(squares, sum);
@@ -115,18 +121,20 @@ template <class T> static __device__ __noinline__ void storeQuantized(u64 to, Wo
 
 // finish stores what comes of one vector of x; at is its first byte in the rows.
 template <class T> SYMMEM_DEVICE void finish(const Norm &n, u64 at, const Words<4> &x, const Words<4> &weight, float scale) {
-  Words<4> y = {};
+  constexpr u32 E = 16 / T::width;
+  float a[E];
 #pragma unroll
-  for (u32 e = 0; e < 16 / T::width; e++) {
+  for (u32 e = 0; e < E; e++) {
     const float w = __fadd_rn(n.bias, T::decode((u32)element<T>(weight, e)));
-    setElement<T>(y, e, T::encode(__fmul_rn(__fmul_rn(T::decode((u32)element<T>(x, e)), scale), w)));
+    a[e] = __fmul_rn(__fmul_rn(T::decode((u32)element<T>(x, e)), scale), w);
   }
+  const Words<4> y = encodeFloats<T>(a);
   if (n.out != 0) storeWeak(n.out + at, y);
   if (n.quantized != 0) storeQuantized<T>(n.quantized + at / T::width, y, n.scale);
 }
 
-// normRow does one row. fetch(v, s) gives vector v of the row's sum, and says whether it came. behind is called when all have. Block.
-template <class T, class Fetch, class Behind> SYMMEM_DEVICE void normRow(const Norm &n, u32 row, Fetch fetch, Behind behind) {
+// normRow does one row, the turn-th of the block. fetch(v, s) gives vector v of the row's sum, and says whether it came. behind is called when all have. Block.
+template <class T, class Fetch, class Behind> SYMMEM_DEVICE void normRow(const Norm &n, u32 row, u32 turn, Fetch fetch, Behind behind) {
   const u32 vectors = n.columns / (16 / T::width), tid = threadIdx.x, threads = blockDim.x;
   const u64 at = (u64)row * vectors * 16;
   Words<4> kept[kKept], other[kKept];
@@ -156,7 +164,7 @@ template <class T, class Fetch, class Behind> SYMMEM_DEVICE void normRow(const N
 #pragma unroll
   for (u32 k = 0; k < kKept; k++) // under way while the squares are added up
     if (tid + k * threads < vectors) other[k] = loadWeak(n.weight + (tid + k * threads) * 16ull, Words<4>());
-  const float mean = __fdiv_rn(blockTotal(squares), (float)n.columns);
+  const float mean = __fdiv_rn(blockTotal(squares, turn), (float)n.columns);
   const float scale = __fdiv_rn(1.f, __fsqrt_rn(__fadd_rn(mean, n.epsilon)));
   if (!ok) return;
 #pragma unroll
@@ -189,61 +197,59 @@ template <int W, u32 B> SYMMEM_DEVICE void collectLines(Ranks<W> &f, u64 at, u64
   }
 }
 
+// letNextBegin lets the next launch begin, behind the last of the block's rows. A thread that has had vectors of every rank knows that their blocks of this number are at work. Where there are
+// more than early rows, all threads have had theirs first: if the next launch begins with the first of them, the others take longer than that saves. The block calls.
+SYMMEM_DEVICE void letNextBegin(const Norm &n, u32 row, u32 vectors) {
+#if __CUDA_ARCH__ >= 900 // below it does nothing
+  if (n.rows - row > gridDim.x) return;
+  if (n.rows > n.early) __syncthreads();
+  if (threadIdx.x < vectors) startNext();
+#endif
+}
+
 // normOneshotPush sends every rank all rows in lines that say by themselves that they have come: see oneshotPush. The rank's own go through
 // its own slot.
 template <class T, int W> SYMMEM_DEVICE void normOneshotPush(const Comm &c, const Norm &n) {
   Ranks<W> f(c, kKindRMSNorm);
   awaitPrevious(c.rank, c.workspace[0], n.in, n.rows);
   const u32 vectors = n.columns / (16 / T::width), tid = threadIdx.x, threads = blockDim.x;
-  // The block sends the vectors from first on, to last, of its rows, or a part of another block's row. A slot has been emptied since it was written two launches ago, whichever block writes it:
-  // the launch before has ended here with lines of every rank, whose launch before that had ended.
-  u32 sends = blockIdx.x, first = tid, last = vectors;
-  if (n.spread != 0 && gridDim.x >= 2 * n.rows) {
-    const u32 parts = gridDim.x / n.rows, each = (vectors + parts - 1) / parts, part = sends / n.rows;
-    sends -= part * n.rows;
-    first += part * each;
-    last = part * each + each < vectors ? part * each + each : vectors;
-  }
   Words<4> x[kKept];
   auto load = [&](u32 row) {
 #pragma unroll
     for (u32 k = 0; k < kKept; k++)
-      if (first + k * threads < last) x[k] = loadWeak(n.in + ((u64)row * vectors + first + k * threads) * 16, Words<4>());
+      if (tid + k * threads < vectors) x[k] = loadWeak(n.in + ((u64)row * vectors + tid + k * threads) * 16, Words<4>());
   };
-  if (sends < n.rows) load(sends); // under way while the next loads are
+  if (blockIdx.x < n.rows) load(blockIdx.x); // under way while the next loads are
   const bool alive = f.alive();
   const u32 epoch = f.open(), world = f.world();
   if (!__syncthreads_and(alive)) return;
+  // A slot has been emptied since it was written two launches ago: the launch before has ended here with lines of every rank, whose launch before that had ended.
   const u64 buffer = (epoch & 1) * world * n.span, mine = f.data(f.rank()) + buffer;
-  for (u32 row = sends; row < n.rows; row += gridDim.x) {
+  for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x) {
     auto send = [&](u32 v, const Words<4> &line) {
 #pragma unroll
       for (u32 k = 0; k < world; k++)
         storeStrong(f.data(f.peer(k)) + buffer + f.rank() * n.span + ((u64)row * vectors + v) * 16, line);
     };
-    if (row != sends) load(row);
+    if (row != blockIdx.x) load(row);
 #pragma unroll
     for (u32 k = 0; k < kKept; k++)
-      if (first + k * threads < last) send(first + k * threads, seal(x[k]));
+      if (tid + k * threads < vectors) send(tid + k * threads, seal(x[k]));
 #pragma unroll 1
-    for (u32 v = first + kKept * threads; v < last; v += threads)
+    for (u32 v = tid + kKept * threads; v < vectors; v += threads)
       send(v, seal(loadWeak(n.in + ((u64)row * vectors + v) * 16, Words<4>())));
   }
+  u32 turn = 0;
   for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x)
     normRow<T>(
-        n, row,
+        n, row, turn++,
         [&](u32 v, Words<4> &s) {
           s = reduce<T, SumOp, W, 4>(SumOp{kSum}, world, [&](u32 first, auto &lines) {
             collectLines(f, mine + ((u64)row * vectors + v) * 16, n.span, first, lines);
           });
           return f.ok;
         },
-        [&] {
-          // The last row of this block's, and the thread has had lines of it from every rank: their blocks of this number are at work. Where the lines come from blocks of several numbers, all threads
-          // have had theirs first.
-          if (n.spread != 0) __syncthreads();
-          if (tid < vectors && n.rows - row <= gridDim.x) startNext();
-        });
+        [&] { letNextBegin(n, row, vectors); });
   f.close(epoch);
 }
 
@@ -289,9 +295,10 @@ template <class T, int W> SYMMEM_DEVICE void normTwoshotPush(const Comm &c, cons
 #pragma unroll
     for (u32 k = 0; k < world; k++) storeStrong(f.data(f.peer(k)) + sums + rank * n.span + at, line);
   }
+  u32 turn = 0;
   for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x)
     normRow<T>(
-        n, row,
+        n, row, turn++,
         [&](u32 v, Words<4> &s) {
           const u32 q = v / shard;
           const u64 at = mine + sums + q * n.span + ((u64)row * shard + (v - q * shard)) * 16;
@@ -302,9 +309,7 @@ template <class T, int W> SYMMEM_DEVICE void normTwoshotPush(const Comm &c, cons
           s = unseal(s);
           return f.ok;
         },
-        [&] {
-          if (threadIdx.x < vectors && n.rows - row <= gridDim.x) startNext();
-        });
+        [&] { letNextBegin(n, row, vectors); });
   f.close(epoch);
 }
 
@@ -333,9 +338,10 @@ template <class T> SYMMEM_DEVICE void normTwoshotPull(const Comm &c, const Norm 
   }
   if (!f.template barrier<true>(kFlagEnd, epoch)) return;
   startNext();
+  u32 turn = 0;
   for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x)
     normRow<T>(
-        n, row,
+        n, row, turn++,
         [&](u32 v, Words<4> &s) {
           s = loadStrong(f.data(rank) + ((u64)row * vectors + v) * 16, Words<4>());
           return true;
@@ -344,46 +350,49 @@ template <class T> SYMMEM_DEVICE void normTwoshotPull(const Comm &c, const Norm 
   f.close(epoch);
 }
 
-// normLocal is what comes behind the sum: normRow of sums that need no wait. It asks for all that a thread keeps of them before it looks at the first, which is faster. In normRow that would
-// take registers of the kernels that wait for lines.
+// normLocal is what comes behind the sum: normRow of sums that need no wait. A thread asks for kKept vectors before it looks at the first, which is faster. In normRow that would take
+// registers of the kernels that wait for lines.
 template <class T> SYMMEM_DEVICE void normLocal(const Norm &n) {
   awaitPrevious(n.in, n.rows);
   const u32 vectors = n.columns / (16 / T::width), tid = threadIdx.x, threads = blockDim.x;
-  for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x) {
+  u32 turn = 0;
+  for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x, turn++) {
     const u64 at = (u64)row * vectors * 16;
-    Words<4> kept[kKept], other[kKept];
     float squares = 0;
+    auto load = [&](u64 from, u32 v, Words<4> (&x)[kKept]) {
 #pragma unroll
-    for (u32 k = 0; k < kKept; k++)
-      if (tid + k * threads < vectors) other[k] = loadWeak(n.residual + at + (tid + k * threads) * 16ull, Words<4>());
+      for (u32 k = 0; k < kKept; k++)
+        if (v + k * threads < vectors) x[k] = loadWeak(from + (v + k * threads) * 16ull, Words<4>());
+    };
+    auto add = [&](u32 v, Words<4> (&s)[kKept]) {
+      Words<4> r[kKept];
+      load(n.residual + at, v, r);
+      load(n.in + at, v, s);
 #pragma unroll
-    for (u32 k = 0; k < kKept; k++)
-      if (tid + k * threads < vectors) kept[k] = loadWeak(n.in + at + (tid + k * threads) * 16ull, Words<4>());
-#pragma unroll
-    for (u32 k = 0; k < kKept; k++) {
-      const u32 v = tid + k * threads;
-      if (v >= vectors) continue;
-      kept[k] = addResidual<T>(kept[k], other[k], squares);
-      storeWeak(n.residualOut + at + v * 16ull, kept[k]);
-    }
+      for (u32 k = 0; k < kKept; k++) {
+        if (v + k * threads >= vectors) continue;
+        s[k] = addResidual<T>(s[k], r[k], squares);
+        storeWeak(n.residualOut + at + (v + k * threads) * 16ull, s[k]);
+      }
+    };
+    Words<4> kept[kKept], other[kKept], weight[kKept];
+    add(tid, kept);
 #pragma unroll 1
-    for (u32 v = tid + kKept * threads; v < vectors; v += threads) {
-      const Words<4> r = loadWeak(n.residual + at + v * 16ull, Words<4>());
-      const Words<4> s = loadWeak(n.in + at + v * 16ull, Words<4>());
-      storeWeak(n.residualOut + at + v * 16ull, addResidual<T>(s, r, squares));
-    }
-#pragma unroll
-    for (u32 k = 0; k < kKept; k++) // under way while the squares are added up
-      if (tid + k * threads < vectors) other[k] = loadWeak(n.weight + (tid + k * threads) * 16ull, Words<4>());
-    const float mean = __fdiv_rn(blockTotal(squares), (float)n.columns);
+    for (u32 v = tid + kKept * threads; v < vectors; v += kKept * threads) add(v, other);
+    load(n.weight, tid, weight); // under way while the squares are added up
+    const float mean = __fdiv_rn(blockTotal(squares, turn), (float)n.columns);
     const float scale = __fdiv_rn(1.f, __fsqrt_rn(__fadd_rn(mean, n.epsilon)));
+    auto end = [&](u32 v, const Words<4> (&x)[kKept]) {
 #pragma unroll
-    for (u32 k = 0; k < kKept; k++) {
-      const u32 v = tid + k * threads;
-      if (v < vectors) finish<T>(n, at + v * 16ull, kept[k], other[k], scale);
-    }
+      for (u32 k = 0; k < kKept; k++)
+        if (v + k * threads < vectors) finish<T>(n, at + (v + k * threads) * 16ull, x[k], weight[k], scale);
+    };
+    end(tid, kept);
 #pragma unroll 1
-    for (u32 v = tid + kKept * threads; v < vectors; v += threads)
-      finish<T>(n, at + v * 16ull, loadWeak(n.residualOut + at + v * 16ull, Words<4>()), loadWeak(n.weight + v * 16ull, Words<4>()), scale);
+    for (u32 v = tid + kKept * threads; v < vectors; v += kKept * threads) {
+      load(n.residualOut + at, v, other);
+      load(n.weight, v, weight);
+      end(v, other);
+    }
   }
 }

@@ -30,7 +30,7 @@ type Norm struct {
 	Shard       uint32 // two-shot: vectors of each row that a rank sums
 	Epsilon     float32
 	Bias        float32
-	Spread      uint32 // oneshot_push: 1 if blocks beyond the rows, where there are twice as many and more, send parts of rows
+	Early       uint32 // push: of so many rows, the next launch begins as soon as a thread of each block knows that it may; of more, when all of them do
 	Scale       uint64 // of Quantized: where a float32 is that each launch reads, or what NormScale gives
 }
 
