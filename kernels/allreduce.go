@@ -122,7 +122,7 @@ func firstAllReduce(ctx context.Context, t, out tensor.SymmetricTensor, op Op, o
 	case asked != Auto:
 	case t.Bytes() > 0 && !reachable(t, out):
 		asked = farForm(t.Memory(), libraryAllReduces(t.Memory().Backend().Name())...)
-		if !opts.RankOrder && takesIslands(t.Memory(), t.Bytes(), t, out) {
+		if !opts.RankOrder && (takesIslands(t.Memory(), t.Bytes(), t, out) || asked == NCCL && railsAreFaster(t, out, op)) {
 			asked = Hierarchical
 		}
 	case t.Bytes() == 0:

@@ -604,6 +604,60 @@ func TestRailsByAuto(t *testing.T) {
 	}))
 }
 
+// TestLargeAllReducesByRails: between hosts of GPUs with as many ranks each, Auto takes the form Hierarchical for large all-reduces, as far as it has them, and NCCL's own for all others.
+func TestLargeAllReducesByRails(t *testing.T) {
+	for _, hosts := range [][][]int{{{0, 1}, {2, 3}}, {{0, 2}, {1, 3}}, {{0, 1}, {2}}, {{0}, {1}}} {
+		t.Run(fmt.Sprint(hosts), func(t *testing.T) {
+			large := Hierarchical
+			if len(hosts[1]) == 1 {
+				large = NCCL
+			}
+			backendtest.RequireAll(t, onGPUHosts(t, hosts, 1, time.Minute, nil, func(ctx context.Context, _ *group.Group, m *memory.Memory) error {
+				for _, c := range []struct {
+					dtype tensor.DType
+					bytes int64
+					op    Op
+					opts  *AllReduceOptions
+					want  Algorithm
+					err   error
+				}{
+					{tensor.Float32, railsFromBytes, Sum, nil, large, nil},
+					{tensor.BFloat16, railsFromBytes, Avg, nil, large, nil},
+					{tensor.BFloat16, railsFromBytes - 2, Sum, nil, NCCL, nil},
+					{tensor.Int32, railsFromBytes, Sum, nil, large, nil},
+					{tensor.Int32, railsFromBytes, Avg, nil, NCCL, nil}, // of which rails have none
+					{tensor.Uint16, railsFromBytes, Sum, nil, 0, errs.ErrUnsupported},
+					{tensor.Float32, railsFromBytes, Sum, &AllReduceOptions{RankOrder: true}, 0, errs.ErrUnsupported},
+					{tensor.Float32, railsFromBytes, Sum, &AllReduceOptions{Algorithm: NCCL}, NCCL, nil},
+				} {
+					x, err := tensor.Zeros(ctx, m, c.dtype, c.bytes/c.dtype.Bytes())
+					if err != nil {
+						return err
+					}
+					if err := x.Rendezvous(ctx); err != nil {
+						return err
+					}
+					p, err := NewAllReduce(ctx, x, c.op, c.opts)
+					switch {
+					case !errors.Is(err, c.err) || err != nil && c.err == nil:
+						return fmt.Errorf("%s of %d bytes of %s: %w", c.op, c.bytes, c.dtype, err)
+					case err == nil && p.Algorithm() != c.want:
+						return fmt.Errorf("%s of %d bytes of %s: %s came", c.op, c.bytes, c.dtype, p.Algorithm())
+					case err == nil:
+						err = p.Close(ctx)
+					default:
+						err = nil
+					}
+					if err := errors.Join(err, x.Close(ctx)); err != nil {
+						return err
+					}
+				}
+				return nil
+			}))
+		})
+	}
+}
+
 // TestRailThatGaveUpIsNamed: a run that was cut off names the ranks of its rail on other islands, if the rank has a rail.
 func TestRailThatGaveUpIsNamed(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
