@@ -56,8 +56,8 @@ type AllReduceOptions struct {
 	// H200 that is Transfers, which copy engines
 	// carry out faster than a kernel does, with up to 768 MiB of workspace on each rank for each plan that is open; where that cannot be
 	// had, or with TwoShotFlow, a kernel does it with some 130 MiB, which the memory keeps for the next plans. Where the memory has multicast addresses it
-	// may be a form that does not combine in the order of the ranks: see RankOrder. So it is over several islands, as hosts with several ranks each are: from 64 KiB on it is Hierarchical,
-	// and between GPUs on memory of backend nccl NCCL.
+	// may be a form that does not combine in the order of the ranks: see RankOrder. So it is over several islands, as hosts with several ranks each are: from 64 KiB on it is Hierarchical.
+	// Between GPUs on memory of backend nccl it is NCCL, and Hierarchical of 16 MiB and more for each rank of an island, where all islands have as many.
 	//
 	// Auto never takes QuantizedInt8, which is lossy; see there what that means: [QuantizedBytes].
 	Algorithm Algorithm

@@ -16,6 +16,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/kernels/tuning"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
@@ -56,14 +57,41 @@ func TestRMSNormOnCUDA(t *testing.T) {
 			rows, columns := int64(3), []int64{64, 520}[i%2]
 			t.Run(fmt.Sprintf("size=%d/%s/%s", size, algorithm, dtype), func(t *testing.T) {
 				onSimulated(t, size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
-					return normOnCUDA(ctx, dev, m, algorithm, dtype, rows, columns)
+					return normOnCUDA(ctx, dev, m, algorithm, dtype, rows, columns, 0)
 				})
 			})
 		}
 	}
 }
 
-func normOnCUDA(ctx context.Context, dev *simDevice, m *memory.Memory, algorithm Algorithm, dtype tensor.DType, rows, columns int64) error {
+// TestRMSNormBlocks: a table or a bound may leave fewer blocks than there are rows, as the device does (8 here), and each then has several rows.
+func TestRMSNormBlocks(t *testing.T) {
+	smallLimits(t)
+	const rows = earlyRows + 1
+	for _, c := range []struct {
+		size, blocks, bound int
+		form                string
+		want                uint32
+	}{{2, 0, 0, "one_shot_push", 8}, {2, 16, 0, "one_shot_push", 8}, {2, 2, 0, "one_shot_push", 2}, {3, 0, 2, "one_shot_push", 2}, {2, 4, 1, "two_shot_push", 1}, {3, 2, 8, "two_shot_push", 2}} {
+		t.Run(fmt.Sprintf("%s/size=%d/blocks=%d/bound=%d", c.form, c.size, c.blocks, c.bound), func(t *testing.T) {
+			onSimulated(t, c.size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
+				m.SetTuning(&tuning.Set{Tables: []*tuning.Table{{Rules: []tuning.Rule{{
+					Collective: tuning.AllReduceRMSNorm, Ranks: c.size, Steps: []tuning.Step{{Form: c.form, Blocks: c.blocks}},
+				}}}}})
+				before := len(dev.launches)
+				err := normOnCUDA(ctx, dev, m, Auto, tensor.BFloat16, rows, 520, c.bound)
+				for _, l := range dev.launches[before:] {
+					if l.grid != c.want {
+						err = errors.Join(err, fmt.Errorf("%s in %d blocks", l.name, l.grid))
+					}
+				}
+				return err
+			})
+		})
+	}
+}
+
+func normOnCUDA(ctx context.Context, dev *simDevice, m *memory.Memory, algorithm Algorithm, dtype tensor.DType, rows, columns int64, bound int) error {
 	rank, size, all := m.Group().Rank(), m.Group().Size(), rows*columns
 	in, err := tensor.Zeros(ctx, m, dtype, rows, columns)
 	if err != nil {
@@ -92,7 +120,7 @@ func normOnCUDA(ctx context.Context, dev *simDevice, m *memory.Memory, algorithm
 	if err != nil {
 		return err
 	}
-	plan, err := NewAllReduceRMSNorm(ctx, in, n, &Options{Algorithm: algorithm, FirstEpoch: 1<<32 - 2})
+	plan, err := NewAllReduceRMSNorm(ctx, in, n, &Options{Algorithm: algorithm, FirstEpoch: 1<<32 - 2, MaxBlocks: bound})
 	if err != nil {
 		return err
 	}

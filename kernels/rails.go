@@ -238,16 +238,18 @@ func checkRails(m *memory.Memory, dtype tensor.DType, op Op) error {
 	return nil
 }
 
-// railsFromBytes is the size of an all-reduce from which on Auto takes rails in place of NCCL's own all-reduce of all ranks. Over sockets, between two hosts of two H200, rails take 98 and 148 us for
-// NCCL's 57 and 92 of 1 and 64 KiB, and 371, 855, 2870 and 11115 for its 520, 1246, 4516 and 23252 of 1, 4, 16 and 64 MiB: docs/hardware.md. No faster network was measured. There the launches
-// of a lap, some 40 us, count for more: so it is not what was measured, but a size of which the network takes most of the time there too.
-const railsFromBytes = 16 << 20
+// railsFromShard is the size of a rail's shard of an all-reduce from which on Auto takes rails in place of NCCL's own all-reduce of all ranks: two laps, so that what is on the network overlaps
+// with what is inside the islands. Between two pretended hosts of two H200, over sockets of the loopback device, rails take 98 and 148 us for NCCL's 57 and 92 of 1 and 64 KiB, and 371, 855, 2870, 11115
+// and 40684 for its 520, 1246, 4516, 23252 and 96543 of 1, 4, 16, 64 and 256 MiB, of which a shard is half: docs/hardware.md. No faster network was measured. There the launches of a lap, some 40 us,
+// count for more: so it is not from where on rails were faster, but a size of which the network takes most of the time there too.
+const railsFromShard = 16 << 20
 
-// railsAreFaster reports whether Auto takes rails for an all-reduce that NCCL has too: for one that is large, where all hosts have as many ranks, and more than one. It is the same on every rank.
+// railsAreFaster reports whether Auto takes rails for an all-reduce that NCCL has too: for one that is large, where all islands have as many ranks, and more than one. Of tensors that had a rendezvous
+// it is the same on every rank.
 func railsAreFaster(in, out tensor.SymmetricTensor, op Op) bool {
 	m := in.Memory()
 	islands := islandRanks(m.Islands())
-	return in.Bytes() >= railsFromBytes && severalIslands(islands) && alikeIslands(islands) && checkRails(m, in.DType(), op) == nil &&
+	return severalIslands(islands) && alikeIslands(islands) && in.Bytes() >= int64(len(islands[0]))*railsFromShard && checkRails(m, in.DType(), op) == nil &&
 		reachesIsland(in, m) == nil && reachesIsland(out, m) == nil
 }
 

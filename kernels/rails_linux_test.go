@@ -608,11 +608,12 @@ func TestRailsByAuto(t *testing.T) {
 func TestLargeAllReducesByRails(t *testing.T) {
 	for _, hosts := range [][][]int{{{0, 1}, {2, 3}}, {{0, 2}, {1, 3}}, {{0, 1}, {2}}, {{0}, {1}}} {
 		t.Run(fmt.Sprint(hosts), func(t *testing.T) {
-			large := Hierarchical
+			want := Hierarchical
 			if len(hosts[1]) == 1 {
-				large = NCCL
+				want = NCCL
 			}
 			backendtest.RequireAll(t, onGPUHosts(t, hosts, 1, time.Minute, nil, func(ctx context.Context, _ *group.Group, m *memory.Memory) error {
+				large := int64(len(hosts[0])) * railsFromShard // bytes
 				for _, c := range []struct {
 					dtype tensor.DType
 					bytes int64
@@ -621,14 +622,14 @@ func TestLargeAllReducesByRails(t *testing.T) {
 					want  Algorithm
 					err   error
 				}{
-					{tensor.Float32, railsFromBytes, Sum, nil, large, nil},
-					{tensor.BFloat16, railsFromBytes, Avg, nil, large, nil},
-					{tensor.BFloat16, railsFromBytes - 2, Sum, nil, NCCL, nil},
-					{tensor.Int32, railsFromBytes, Sum, nil, large, nil},
-					{tensor.Int32, railsFromBytes, Avg, nil, NCCL, nil}, // of which rails have none
-					{tensor.Uint16, railsFromBytes, Sum, nil, 0, errs.ErrUnsupported},
-					{tensor.Float32, railsFromBytes, Sum, &AllReduceOptions{RankOrder: true}, 0, errs.ErrUnsupported},
-					{tensor.Float32, railsFromBytes, Sum, &AllReduceOptions{Algorithm: NCCL}, NCCL, nil},
+					{tensor.Float32, large, Sum, nil, want, nil},
+					{tensor.BFloat16, large, Avg, nil, want, nil},
+					{tensor.BFloat16, large - 2, Sum, nil, NCCL, nil},
+					{tensor.Int32, large, Sum, nil, want, nil},
+					{tensor.Int32, large, Avg, nil, NCCL, nil}, // of which rails have none
+					{tensor.Uint16, large, Sum, nil, 0, errs.ErrUnsupported},
+					{tensor.Float32, large, Sum, &AllReduceOptions{RankOrder: true}, 0, errs.ErrUnsupported},
+					{tensor.Float32, large, Sum, &AllReduceOptions{Algorithm: NCCL}, NCCL, nil},
 				} {
 					x, err := tensor.Zeros(ctx, m, c.dtype, c.bytes/c.dtype.Bytes())
 					if err != nil {

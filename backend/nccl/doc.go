@@ -54,7 +54,7 @@
 // The algorithm "nccl" of all-reduce and of other collectives reaches all ranks, and is what [github.com/symmem/symmem/kernels.Auto] takes there. Of an
 // all-to-all with counts on the device NCCL has none: between hosts it is made of puts ("transfers"). "hierarchical" is
 // kernels inside the teams and NCCL's collectives between them, on communicators of the ranks that have the same shard (ncclCommSplit): an all-reduce, broadcast, reduce, all-gather or
-// reduce-scatter, by its name, and what Auto takes of the last two for shares that are not of one length. An all-to-all has it by its name too: NCCL's sends and receives (ncclSend, ncclRecv), in groups,
+// reduce-scatter, by its name, and what Auto takes of large all-reduces, and of the last two for shares that are not of one length. An all-to-all has it by its name too: NCCL's sends and receives (ncclSend, ncclRecv), in groups,
 // between ranks that exchange blocks for their teams, or, of long blocks, between all of different teams. "nccl_symmetric"
 // and multicast are for one team. A communicator that the caller gives must have all ranks, and is split too.
 //

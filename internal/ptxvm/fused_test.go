@@ -401,8 +401,8 @@ func normJobs(full bool) (all []normJob) {
 				if ranks > 4 {
 					j.columns, j.rows, j.launches = 5*whole, 2, 3
 				}
-				if ranks == 2 { // many rows
-					j.rows, j.columns = 9, 33*whole
+				if ranks == 2 { // many rows, several a block and in several warps
+					j.rows, j.columns, j.threads = 9, 65*whole, 64
 				}
 				j.inPlace, j.fp8 = k%2 == 0, (i+k)%2 == 0
 				all = append(all, j)
@@ -460,7 +460,11 @@ func TestRMSNormBites(t *testing.T) {
 		few.missing, few.launches = 1, 1
 		k, _ := ptx.RMSNorm(form, j.dtype, j.ranks, true)
 		var attempts []attempt
-		for _, a := range []normJob{j, few} {
+		rows := j // so many that all threads of a block have had lines when the next launch begins, and that what is shared is used again
+		rows.rows, rows.columns, rows.launches = 9, 260, 2
+		fewRows := rows
+		fewRows.missing, fewRows.launches = 1, 1
+		for _, a := range []normJob{j, few, rows, fewRows} {
 			attempts = append(attempts, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
 				a.replace = replace
 				return a.run(tb, Config{Seed: seed, Weak: true, MaxSteps: 1 << 22})

@@ -35,7 +35,7 @@ func init() {
 		mutant{file: reductions, why: "f16 averages overflow", tests: order,
 			old: "return dtype == tensor.Float16 && op == Avg", new: "return false"},
 		mutant{file: "kernels/allreduce.go", why: "auto takes it where the order of the ranks is wanted", tests: order,
-			old: "!opts.RankOrder && takesIslands", new: "takesIslands"},
+			old: "!opts.RankOrder && (takesIslands", new: "(takesIslands"},
 		mutant{file: moves, why: "shares are put before anybody's output may be written", tests: others,
 			old: "\ts.wait(islandReady)\n", new: ""},
 		mutant{file: moves, why: "shares are stored to the outputs of the island before they have come", tests: others,
