@@ -147,18 +147,27 @@ func TestStartsNext(t *testing.T) {
 	}
 }
 
-// withoutBarrier gives a kernel's module without the last barrier in front of where the next launch may begin.
-func withoutBarrier(t *testing.T, k ptx.Kernel) func(*Module) *Module {
+// changed gives the module of a kernel, of which change has changed lines from the kernel's first on.
+func changed(t *testing.T, k ptx.Kernel, change func(lines []string)) func(*Module) *Module {
 	lines := slices.Clone(moduleOf(t, k.File).lines)
 	first := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, ".visible .entry "+k.Name+"(") })
-	at := first + slices.IndexFunc(lines[first:], func(l string) bool { return strings.HasPrefix(l, "griddepcontrol.launch_dependents") })
-	for !strings.HasPrefix(lines[at], "bar.sync 0;") {
-		at--
-		require.Greater(t, at, first, "%s has no barrier there", k.Name)
-	}
-	lines[at] = ""
+	require.GreaterOrEqual(t, first, 0)
+	change(lines[first:])
 	module := parse(t, k.File, strings.Join(lines, "\n"))
 	return func(*Module) *Module { return module }
+}
+
+// withoutBarrier gives a kernel's module without the last barrier in front of where the next launch may begin.
+func withoutBarrier(t *testing.T, k ptx.Kernel) func(*Module) *Module {
+	return changed(t, k, func(lines []string) {
+		at := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "griddepcontrol.launch_dependents") })
+		require.GreaterOrEqual(t, at, 0)
+		for !strings.HasPrefix(lines[at], "bar.sync 0;") {
+			at--
+			require.Greater(t, at, 0, "%s has no barrier there", k.Name)
+		}
+		lines[at] = ""
+	})
 }
 
 // TestNormStartsNext: plans for norms end where the next launches of two of three have begun, and the last blocks of the third wait for room: on each rank another one. So far they come if a
@@ -186,13 +195,11 @@ func TestNormStartsNext(t *testing.T) {
 // startingAtOnce gives a kernel's module that lets the next launch begin as soon as the one before has ended.
 func startingAtOnce(t *testing.T, k ptx.Kernel) func(*Module) *Module {
 	const wait = "griddepcontrol.wait;"
-	lines := slices.Clone(moduleOf(t, k.File).lines)
-	first := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, ".visible .entry "+k.Name+"(") })
-	at := first + slices.Index(lines[first:], wait)
-	require.GreaterOrEqual(t, at, first)
-	lines[at] = wait + " griddepcontrol.launch_dependents;"
-	module := parse(t, k.File, strings.Join(lines, "\n"))
-	return func(*Module) *Module { return module }
+	return changed(t, k, func(lines []string) {
+		at := slices.Index(lines, wait)
+		require.GreaterOrEqual(t, at, 0)
+		lines[at] = wait + " griddepcontrol.launch_dependents;"
+	})
 }
 
 // TestApart: ranks that come seconds apart, of the machine's time, wait for each other; and who does not want to wait so long says so.
