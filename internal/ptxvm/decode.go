@@ -342,6 +342,9 @@ func (d *decoder) branch(op uint16, guard int32) {
 var specials = map[string]int64{
 	"%tid.x": 0, "%tid.y": 1, "%tid.z": 2, "%ntid.x": 3, "%ntid.y": 4, "%ntid.z": 5, "%ctaid.x": 6, "%ctaid.y": 7, "%ctaid.z": 8,
 	"%nctaid.x": 9, "%nctaid.y": 10, "%nctaid.z": 11, "%laneid": 12, "%warpid": 13,
+	"%cluster_ctarank": 14, "%cluster_nctarank": 15, "%cluster_ctaid.x": 16, "%cluster_ctaid.y": 17, "%cluster_ctaid.z": 18,
+	"%cluster_nctaid.x": 19, "%cluster_nctaid.y": 20, "%cluster_nctaid.z": 21, "%clusterid.x": 22, "%clusterid.y": 23, "%clusterid.z": 24,
+	"%nclusterid.x": 25, "%nclusterid.y": 26, "%nclusterid.z": 27, "%is_explicit_cluster": 28,
 }
 
 func (d *decoder) instruction(name string) {
@@ -554,9 +557,15 @@ func (d *decoder) instruction(name string) {
 	case "fence", "membar":
 		d.fence(name)
 	case "bar", "barrier":
+		if name == "barrier" && d.mod("cluster") != "" {
+			d.clusterBarrier()
+			return
+		}
 		d.barrier()
 	case "shfl":
 		d.shuffle()
+	case "mapa":
+		d.mapa()
 	case "griddepcontrol":
 		op := map[string]uint16{"wait": opGridWait, "launch_dependents": opGridLaunch}[d.mod("wait", "launch_dependents")]
 		if op == 0 {
@@ -631,10 +640,14 @@ func (d *decoder) move() {
 		d.emit(p)
 	case from.kind == 'w' && from.word[0] == '%':
 		if which, ok := specials[from.word]; ok {
-			if size(t) != 4 {
+			n := 4
+			if from.word == "%is_explicit_cluster" {
+				n = 0
+			}
+			if size(t) != n {
 				d.unknown()
 			}
-			d.emit(pre{op: opSpecial, x: [6]int32{d.reg(to, 4, false)}, def: xd, imm: which})
+			d.emit(pre{op: opSpecial, x: [6]int32{d.reg(to, n, false)}, def: xd, imm: which})
 			return
 		}
 		if from.word == "%globaltimer" {
@@ -884,9 +897,11 @@ func (d *decoder) semantics(a *access) {
 }
 
 func (d *decoder) scope(a *access) {
-	switch d.mod("cta", "gpu", "sys") {
+	switch d.mod("cta", "cluster", "gpu", "sys") {
 	case "cta":
 		a.scope = scopeCTA
+	case "cluster":
+		a.scope = scopeCluster
 	case "gpu":
 		a.scope = scopeGPU
 	case "sys":
@@ -962,10 +977,8 @@ func (d *decoder) memory(name string) {
 	o := d.s.ops
 	var a access
 	d.semantics(&a)
-	space := d.mod("global", "shared", "param", "const", "local")
-	if space == "shared" && d.mod("shared::cta") == "" {
-		a.shared = true
-	}
+	space := d.mod("global", "shared", "shared::cta", "shared::cluster", "param", "const", "local")
+	a.inShared(space)
 	if load {
 		d.mod("nc")
 	}
@@ -1003,6 +1016,12 @@ func (d *decoder) memory(name string) {
 			}
 		}
 	}
+}
+
+// inShared says whether an access is of shared memory, and of whose.
+func (a *access) inShared(space string) {
+	a.shared = strings.HasPrefix(space, "shared")
+	a.cluster = space == "shared::cluster"
 }
 
 func dataOf(o operand) []operand {
@@ -1080,13 +1099,11 @@ func (d *decoder) atomic(name string) {
 	a := access{sem: strong, scope: scopeGPU, n: 1}
 	before := d.used
 	if d.semantics(&a); d.used == before {
-		if d.used < len(d.mods) && slices.Contains([]string{"cta", "gpu", "sys"}, d.mods[d.used]) {
+		if d.used < len(d.mods) && slices.Contains([]string{"cta", "cluster", "gpu", "sys"}, d.mods[d.used]) {
 			d.scope(&a)
 		}
 	}
-	if d.mod("global", "shared") == "shared" {
-		a.shared = true
-	}
+	a.inShared(d.mod("global", "shared", "shared::cta", "shared::cluster"))
 	op, ok := map[string]uint8{"add": rmwAdd, "cas": rmwCas, "exch": rmwExch, "min": rmwMin, "max": rmwMax, "and": rmwAnd, "or": rmwOr, "xor": rmwXor, "inc": rmwInc, "dec": rmwDec}[d.mod(
 		"add", "cas", "exch", "min", "max", "and", "or", "xor", "inc", "dec")]
 	if !ok || a.sem == 0 {
@@ -1241,6 +1258,44 @@ func (d *decoder) barrier() {
 	} else {
 		p.x[1] = d.reg(with, 0, false)
 	}
+	d.emit(p)
+}
+
+func (d *decoder) clusterBarrier() {
+	p := pre{op: opClusterArrive}
+	switch d.mod("arrive", "wait") {
+	case "arrive":
+		if d.mod("release", "relaxed") != "relaxed" {
+			p.imm = 1
+		}
+	case "wait":
+		p.op = opClusterWait
+		d.mod("acquire")
+	default:
+		d.unknown()
+	}
+	d.mod("aligned")
+	d.end(0)
+	d.emit(p)
+}
+
+// mapa is for addresses that are known to be of shared memory: generic ones are global here.
+func (d *decoder) mapa() {
+	d.need("shared::cluster")
+	t := d.typ()
+	if t != "u32" && t != "u64" {
+		d.unknown()
+	}
+	d.end(3)
+	o := d.s.ops
+	p := pre{op: opMapa, x: [6]int32{d.reg(o[0], size(t), false), 0, d.src(o[2], "u32")}, def: xd, use: xa | xb}
+	from := o[1]
+	if from.kind == 'w' {
+		if v, ok := d.f.module.shared[from.word]; ok {
+			from = operand{kind: 'n', num: uint64(v.offset)}
+		}
+	}
+	p.x[1] = d.src(from, t)
 	d.emit(p)
 }
 

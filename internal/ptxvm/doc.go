@@ -19,16 +19,26 @@
 // griddepcontrol.wait. %globaltimer is the machine's own time: see [Config].
 //
 // The instructions are those that this module's kernels use, and their close relatives; [Parse] refuses any other with file, line and
-// instruction. There is no local memory, no arithmetic on 16-bit floats, no clusters, no asynchronous copies and no textures; variables in
+// instruction. There is no local memory, no arithmetic on 16-bit floats, no asynchronous copies and no textures; variables in
 // global memory may be declared but not used; generic addresses are global ones. Arithmetic has the bits of the device: IEEE with the rounding that the instruction names, canonical NaNs for float32,
 // PTX's rules for minimum and maximum, for shifts beyond the width and for conversions out of range. rsqrt.approx, rcp.approx, sqrt.approx,
 // ex2.approx and lg2.approx are exact to the last bit or two, which a device need not be.
+//
+// # Clusters
+//
+// A kernel with .reqnctapercluster runs in clusters of so many blocks along x, which get room together, or none of them does. mapa gives addresses of another block's shared
+// memory, and accesses of .shared::cluster go there. barrier.cluster waits for all threads of the cluster that have not ended; it orders as a barrier of a
+// block does, but that an arrival that is relaxed passes nothing on. To arrive twice, or to wait without having arrived, is an [ErrBarrier]. Shared memory of a block of which no thread has executed
+// anything yet, or all have ended, is not there: an [ErrAddress]. With weak memory it is a [Race] too if another block's access is not ordered before the end of the block. That
+// a block has begun can be found missing only by a run in which it has not. An address of another block's shared memory means something to the block that has made it alone: the
+// machine does not notice if it is passed on to another block. There are no clusters along y and z, none whose size the launch gives, no mapa of generic addresses, no
+// mbarrier and no asynchronous accesses to other blocks, and nothing is known of which multiprocessors are near enough to each other for a cluster.
 //
 // # Hangs
 //
 // Kernels wait in loops, which nothing ends but what they wait for and the clock. With [Config].Hangs it is an error if nobody goes on but by the clock: each
 // thread that could executes loads that give it, again and again, what they have given it before, so often that all paths of its loop have been taken, and what it
-// polls is still what it saw; all others wait for these, at a barrier, for room on the device or for the launch before. Then whatever they execute next,
+// polls is still what it saw; all others wait for these, at a barrier, of the block or the cluster, for room on the device or for the launch before. Then whatever they execute next,
 // they see nothing new and store nothing. The error is a [Hang]: who waits, where, what is at the address that he polls, what he saw there, and who stored there
 // last. It supposes that a kernel polls no more than [Config].Patience times before it does something else, and that nobody else stores to the memory.
 //

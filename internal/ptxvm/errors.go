@@ -14,6 +14,7 @@ var (
 	ErrTrap        = errors.New("trap")
 	ErrDeadlock    = errors.New("no thread can go on")
 	ErrSteps       = errors.New("more steps than allowed")
+	ErrBarrier     = errors.New("a cluster barrier that is not used in turn")
 	ErrCalls       = errors.New("too many calls within each other")
 )
 
@@ -84,16 +85,20 @@ type Access struct {
 // Race is two accesses to the same memory, one of them a store, that are neither ordered nor both strong with scopes that include each
 // other's thread and with the same bytes. It is an error of the thread that came second.
 type Race struct {
-	Address       uint64 // in its state space
-	Shared        bool   // it is of .shared, not .global
+	Address       uint64    // in its state space: of shared memory, that of its block
+	Shared        bool      // it is of .shared, not .global
+	Block         [3]uint32 // whose shared memory it is
 	First, Second Access
 }
 
 // Error names both places.
 func (r *Race) Error() string {
-	space := "global"
+	space, of := "global", ""
 	if r.Shared {
 		space = "shared"
+		if r.Block != r.First.Thread.Block || r.Block != r.Second.Thread.Block {
+			of = " of block " + index(r.Block)
+		}
 	}
-	return fmt.Sprintf("race at %s address %#x: after %s (%s)", space, r.Address, r.First.Place, r.First.Thread)
+	return fmt.Sprintf("race at %s address %#x%s: after %s (%s)", space, r.Address, of, r.First.Place, r.First.Thread)
 }

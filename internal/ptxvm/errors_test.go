@@ -34,7 +34,7 @@ func TestRefused(t *testing.T) {
 		{"fence.proxy.async;", ErrUnsupported},
 		{"bar.sync %r1;", ErrUnsupported},
 		{"bar.sync 0, 64;", ErrSyntax},
-		{"mov.u32 %r1, %clusterid.x;", ErrUnsupported},
+		{"mov.u32 %r1, %smid;", ErrUnsupported},
 		{"mov.u64 %rd1, elsewhere;", ErrUnsupported},
 		{"call.uni elsewhere;", ErrUnsupported},
 		{"cvt.f16.f32 %r1, %f1;", ErrUnsupported},

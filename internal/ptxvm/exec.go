@@ -66,8 +66,10 @@ func (t *thread) special(which int64) uint32 {
 		return l.grid[which-9]
 	case 12:
 		return n % 32
+	case 13:
+		return n / 32
 	}
-	return n / 32
+	return t.block.special(which)
 }
 
 // exec lets a thread go on for a turn.
@@ -78,6 +80,7 @@ func (m *Machine) exec(t *thread) {
 		m.turnTo(t.block.launch.stream.device)
 	}
 	f, pc := t.f, t.pc
+	t.block.began = true
 	code := f.code
 	r := registers(unsafe.Pointer(&t.words[t.base]))
 	steps := uint64(0)
@@ -155,6 +158,14 @@ func (m *Machine) exec(t *thread) {
 			r[in.d], r[in.b], r[in.c], r[in.e] = uint64(uint16(x)), uint64(uint16(x>>16)), uint64(uint16(x>>32)), x>>48
 		case opSpecial:
 			r[in.d] = uint64(t.special(in.imm))
+		case opMapa:
+			address, err := t.mapa(r[in.a], r[in.b])
+			if err != nil {
+				m.steps += steps
+				m.fail(t, pc-1, err)
+				return
+			}
+			r[in.d] = address
 		case opTimer:
 			m.steps, steps = m.steps+steps, 0
 			r[in.d] = m.now()
@@ -752,6 +763,23 @@ func (m *Machine) exec(t *thread) {
 				m.steps += steps
 				return
 			}
+		case opClusterArrive, opClusterWait:
+			t.pc = pc
+			var err error
+			if in.op == opClusterArrive {
+				err = m.arriveCluster(t, in.imm != 0)
+			} else {
+				err = m.waitCluster(t)
+			}
+			if err != nil {
+				m.steps += steps
+				m.fail(t, pc-1, err)
+				return
+			}
+			if t.status != running {
+				m.steps += steps
+				return
+			}
 		case opShfl:
 			t.pc, t.in, t.value = pc, in, r[in.a]
 			if r[in.g]>>(t.number&31)&1 == 0 {
@@ -793,7 +821,7 @@ func (m *Machine) exec(t *thread) {
 	}
 }
 
-// span is where elements of an access are: of its block's shared memory, or global.
+// span is where elements of an access are: of the shared memory of its block or one of its cluster, or global.
 func (m *Machine) span(t *thread, a *access, address uint64) (unsafe.Pointer, error) {
 	n := uint64(a.size) * uint64(a.n)
 	if !a.shared {
@@ -802,14 +830,20 @@ func (m *Machine) span(t *thread, a *access, address uint64) (unsafe.Pointer, er
 		}
 		return nil, m.wrong(address, n)
 	}
-	s := t.block.shared
-	switch {
-	case address&(n-1) != 0:
+	s, off := t.block.shared, address
+	if address&(n-1) != 0 {
 		return nil, fmt.Errorf("%d bytes at %#x of shared memory: %w", n, address, ErrAlignment)
-	case s == nil || address >= s.size || n > s.size-address:
+	}
+	if a.cluster {
+		var err error
+		if s, off, err = t.remote(address); err != nil {
+			return nil, fmt.Errorf("%d bytes at %#x of shared memory: %w", n, address, err)
+		}
+	}
+	if s == nil || off >= s.size || n > s.size-off {
 		return nil, fmt.Errorf("%d bytes at %#x of shared memory: %w", n, address, ErrAddress)
 	}
-	return unsafe.Add(s.data, address), nil
+	return unsafe.Add(s.data, off), nil
 }
 
 // other is the accesses that are rare, one at a time.

@@ -184,7 +184,7 @@ type launch struct {
 
 	before    *launch  // the one before it, if that has not ended
 	left      int      // blocks that have not ended
-	outside   []*block // that have not begun, because there is no room
+	outside   []*block // that have not begun, because there is no room; of a cluster the first
 	triggered int      // blocks that let the launch after this one begin
 	waiting   []*thread
 	done      bool
@@ -203,6 +203,10 @@ type block struct {
 	triggered bool
 	on        int // processor, if the device has limits
 	shared    *region
+	began     bool // a thread has executed something
+	rank      int  // in the cluster
+	cluster   *cluster
+	final     *vector // in a cluster, with weak memory: what its threads knew in the end
 	barriers  [16]barrier
 }
 
@@ -220,6 +224,7 @@ type barrier struct {
 const (
 	running uint8 = iota
 	atBarrier
+	atCluster
 	atShuffle
 	atGrid
 	atRoom
@@ -242,7 +247,8 @@ type thread struct {
 	base   int32
 	words  []uint64
 	frames []frame
-	at     int32 // in ready
+	at     int32  // in ready
+	came   uint32 // the phase of the cluster barrier that it has arrived at and not waited for, from 1 on; 0: none
 	pace   int
 
 	value uint64 // at a shuffle
@@ -280,6 +286,14 @@ func (s *Stream) Launch(l Launch) error {
 		return fmt.Errorf("launching %s: %d blocks of %d threads, at most %d threads are allowed: %w", f.Name, blocks, threads, f.MaxThreads, ErrUnsupported)
 	}
 	n.left = int(blocks)
+	switch {
+	case f.explicit && !f.sized:
+		return fmt.Errorf("launching %s: a kernel with .explicitcluster whose clusters have no .reqnctapercluster: %w", f.Name, ErrUnsupported)
+	case n.grid[0]%uint32(f.Cluster) != 0:
+		return fmt.Errorf("launching %s: %d blocks along x, which are no whole clusters of %d: %w", f.Name, n.grid[0], f.Cluster, ErrUnsupported)
+	case f.Cluster > 1 && f.module.bytes > 1<<rankShift:
+		return fmt.Errorf("launching %s in clusters: blocks with %d bytes of shared memory, of at most %d: %w", f.Name, f.module.bytes, 1<<rankShift, ErrUnsupported)
+	}
 	if len(l.Params) != len(f.Params) {
 		return fmt.Errorf("launching %s: %d parameters, not %d: %w", f.Name, len(l.Params), len(f.Params), ErrUnsupported)
 	}
@@ -519,6 +533,11 @@ func (m *Machine) start(l *launch) {
 	b.blocks = b.blocks[:0]
 	blocks := make([]block, l.count())
 	room := m.floors[s.device]
+	var clusters []cluster
+	each := l.f.Cluster // blocks of a cluster
+	if each > 1 {
+		clusters = make([]cluster, len(blocks)/each)
+	}
 	for i := range blocks {
 		g := uint32(i)
 		k := &blocks[i]
@@ -531,7 +550,11 @@ func (m *Machine) start(l *launch) {
 			for w := range data {
 				data[w] = math.MaxUint64 // what is there when a block begins is anything: NaN, of floats
 			}
-			k.shared = &region{size: uint64(n), data: unsafe.Pointer(&data[0])}
+			k.shared = &region{size: uint64(n), data: unsafe.Pointer(&data[0]), block: k}
+		}
+		if each > 1 {
+			k.rank, k.cluster = i%each, &clusters[i/each]
+			k.cluster.blocks = append(k.cluster.blocks, k)
 		}
 		b.blocks = append(b.blocks, k)
 		for j := range k.threads {
@@ -554,7 +577,7 @@ func (m *Machine) start(l *launch) {
 				m.wake(t)
 			}
 		}
-		if room != nil {
+		if room != nil && k.rank == 0 {
 			l.outside = append(l.outside, k)
 		}
 	}
@@ -631,7 +654,7 @@ func (m *Machine) sort(t *thread, eager bool) {
 // rest takes a thread out of those that can go on.
 func (m *Machine) rest(t *thread, status uint8) {
 	t.status = status
-	t.vain = m.sorts && (status == atBarrier || status == atShuffle) && !m.fruitful()
+	t.vain = m.sorts && (status == atBarrier || status == atShuffle || status == atCluster) && !m.fruitful()
 	last := len(m.ready) - 1
 	if int(t.at) > last || m.ready[t.at] != t {
 		return // it has never been among them since
@@ -656,8 +679,14 @@ func (m *Machine) exit(t *thread) {
 		}
 	}
 	m.shuffled(b, t.number/32)
+	if b.cluster != nil {
+		m.leaveCluster(t)
+	}
 	if b.live > 0 {
 		return
+	}
+	if m.weak && b.shares() {
+		m.endsShared(t)
 	}
 	l := b.launch
 	m.vacate(b)

@@ -24,6 +24,7 @@ type region struct {
 	of         *region // of an allocation that is mapped here
 	shift      uint64  // from where
 	host       bool    // the host uses it too
+	block      *block  // whose shared memory it is; nil: nobody's
 	private    bool    // to tests: nobody else looks there, so accesses are no events
 }
 

@@ -20,6 +20,7 @@ const (
 	opUnpack16
 	opUnpack4 // d, b, c, e = a
 	opSpecial
+	opMapa // d = a, an address of shared memory, in the block of rank b
 	opTimer
 	opSelp // d = c != 0 ? a : b
 	opMask // d = a & imm
@@ -178,6 +179,8 @@ const (
 	opFence
 	opBar
 	opBarRed
+	opClusterArrive // imm: 1 if it releases
+	opClusterWait
 	opShfl
 	opGridWait
 	opGridLaunch
@@ -196,6 +199,7 @@ const (
 // Scopes, from small to large.
 const (
 	scopeCTA uint8 = iota
+	scopeCluster
 	scopeGPU
 	scopeSystem
 	scopes
@@ -206,6 +210,7 @@ type access struct {
 	sem, scope uint8
 	size, n    uint8 // bytes of an element, elements
 	shared     bool
+	cluster    bool  // the shared memory may be of any block of the cluster
 	rmw        uint8 // for atomics and multimem: what to do
 	typ        string
 	wide       bool // multimem: sums in float32

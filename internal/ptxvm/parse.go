@@ -31,15 +31,18 @@ type Function struct {
 	Entry      bool    // it is a kernel
 	Params     []Param // in order
 	MaxThreads int     // of a block, 0 if the module does not say
+	Cluster    int     // blocks of a cluster, which are neighbours along x; 1 if the module does not say. A launch has whole clusters
 
-	module  *Module
-	number  int
-	params  map[string]variable // of the formal parameters: of a kernel in its launch, of others in the frame, in bytes
-	formals []variable          // in order, the returned value's not among them
-	returns []variable
-	paramB  int // bytes of a kernel's parameters
-	body    []statement
-	defined bool
+	module   *Module
+	number   int
+	params   map[string]variable // of the formal parameters: of a kernel in its launch, of others in the frame, in bytes
+	formals  []variable          // in order, the returned value's not among them
+	returns  []variable
+	paramB   int // bytes of a kernel's parameters
+	body     []statement
+	defined  bool
+	explicit bool // .explicitcluster
+	sized    bool // .reqnctapercluster
 
 	code   []instr
 	at     []int32 // lines of the instructions
@@ -384,7 +387,7 @@ func (p *parser) list(f *Function, into *[]variable, offset *int) {
 }
 
 func (p *parser) function(entry bool) {
-	f := &Function{Entry: entry, module: p.module, params: map[string]variable{}}
+	f := &Function{Entry: entry, Cluster: 1, module: p.module, params: map[string]variable{}}
 	if p.take("(") {
 		p.list(f, &f.returns, &f.paramB)
 	}
@@ -402,8 +405,14 @@ func (p *parser) function(entry bool) {
 				f.MaxThreads *= p.number()
 			}
 			continue
-		case ".minnctapersm", ".maxnreg":
+		case ".minnctapersm", ".maxnreg", ".maxclusterrank": // the last bounds sizes that a launch gives, and no launch does
 			p.number()
+			continue
+		case ".explicitcluster":
+			f.explicit = true
+			continue
+		case ".reqnctapercluster":
+			p.cluster(f, t.line)
 			continue
 		case ".noreturn":
 			continue
@@ -468,6 +477,24 @@ func (p *parser) function(entry bool) {
 			p.fail(t.line, ErrUnsupported, "%q", t.text)
 		}
 	}
+}
+
+// mostCluster is the most blocks that a cluster has on any device.
+const mostCluster = 16
+
+// cluster is the size of a kernel's clusters.
+func (p *parser) cluster(f *Function, line int) {
+	n := [3]int{p.number(), 1, 1}
+	for i := 1; i < 3 && p.take(","); i++ {
+		n[i] = p.number()
+	}
+	switch {
+	case n[0] == 0 || n[1] == 0 || n[2] == 0:
+		p.fail(line, ErrSyntax, "clusters of %d, %d, %d blocks", n[0], n[1], n[2])
+	case n[1] != 1 || n[2] != 1 || n[0] > mostCluster:
+		p.fail(line, ErrUnsupported, "clusters of %d, %d, %d blocks, not of up to %d along x", n[0], n[1], n[2], mostCluster)
+	}
+	f.Cluster, f.sized = n[0], true
 }
 
 func (p *parser) add(f *Function) {

@@ -12,7 +12,7 @@ type Limits struct {
 	Threads         int // of one multiprocessor; 0: as many as there are blocks for
 	Shared          int // bytes of one multiprocessor; 0: enough
 
-	Last func(Thread) bool // whether a block begins only where there is room and no other block waits for it, by its first thread; nil: none does
+	Last func(Thread) bool // whether a block begins only where there is room and no other block waits for it, by its first thread; nil: none does. A cluster is last if a block of it is
 }
 
 func (l Limits) holds(blocks, threads, shared int) bool {
@@ -45,11 +45,36 @@ type floor struct {
 
 type processor struct{ blocks, threads, shared int }
 
-// fits fails if not even one block of a launch has room.
+// place gives a processor to each of so many blocks of a launch, breadth first; nil if there is no room for all. The processors become as if these had begun.
+func (d *floor) place(processors []processor, l *launch, n int) (where []int) {
+	for range n {
+		best := -1
+		for i, p := range processors {
+			if d.limits.holds(p.blocks+1, p.threads+l.threads(), p.shared+l.f.module.bytes) && (best < 0 || p.threads < processors[best].threads) {
+				best = i
+			}
+		}
+		if best < 0 {
+			return nil
+		}
+		p := &processors[best]
+		p.blocks++
+		p.threads += l.threads()
+		p.shared += l.f.module.bytes
+		where = append(where, best)
+	}
+	return where
+}
+
+// fits fails if not even one block of a launch has room, or one cluster.
 func (m *Machine) fits(l *launch) error {
 	d := m.floors[l.stream.device]
-	if d == nil || d.limits.holds(1, l.threads(), l.f.module.bytes) {
+	if d == nil || d.place(make([]processor, len(d.processors)), l, l.f.Cluster) != nil {
 		return nil
+	}
+	if n := l.f.Cluster; n > 1 && d.limits.holds(1, l.threads(), l.f.module.bytes) {
+		return fmt.Errorf("launching %s: device %d has no room for a cluster of %d blocks of %d threads and %d bytes of shared memory: %w",
+			l.f.Name, l.stream.device, n, l.threads(), l.f.module.bytes, ErrUnsupported)
 	}
 	return fmt.Errorf("launching %s: no multiprocessor of device %d has room for a block of %d threads and %d bytes of shared memory: %w",
 		l.f.Name, l.stream.device, l.threads(), l.f.module.bytes, ErrUnsupported)
@@ -60,12 +85,12 @@ func (l *launch) threads() int { return int(l.dim[0] * l.dim[1] * l.dim[2]) }
 // waits says whether a block has not begun.
 func (b *block) waits() bool { return b.live > 0 && b.threads[0].status == atRoom }
 
-// admit lets blocks begin for which there is room.
+// admit lets blocks begin for which there is room. Those of a cluster begin together.
 func (m *Machine) admit(d *floor) {
 	for len(d.waiting) > 0 {
 		// Those that fit somewhere: of one launch all blocks are alike.
 		var able []*launch
-		var where []int
+		var where [][]int
 		waiting := d.waiting
 		if d.limits.Last != nil {
 			if first := slices.DeleteFunc(slices.Clone(waiting), func(l *launch) bool { return len(m.notLast(d, l)) == 0 }); len(first) > 0 {
@@ -73,14 +98,8 @@ func (m *Machine) admit(d *floor) {
 			}
 		}
 		for _, l := range waiting {
-			best := -1
-			for i, p := range d.processors {
-				if d.limits.holds(p.blocks+1, p.threads+l.threads(), p.shared+l.f.module.bytes) && (best < 0 || p.threads < d.processors[best].threads) {
-					best = i
-				}
-			}
-			if best >= 0 {
-				able, where = append(able, l), append(where, best)
+			if all := d.place(slices.Clone(d.processors), l, l.f.Cluster); all != nil {
+				able, where = append(able, l), append(where, all)
 			}
 		}
 		if len(able) == 0 {
@@ -103,23 +122,27 @@ func (m *Machine) admit(d *floor) {
 		if len(l.outside) == 0 {
 			d.waiting = slices.DeleteFunc(d.waiting, func(o *launch) bool { return o == l })
 		}
-		p := &d.processors[where[k]]
-		p.blocks++
-		p.threads += l.threads()
-		p.shared += l.f.module.bytes
-		b.on = where[k]
-		for j := range b.threads {
-			m.wake(&b.threads[j])
+		for i, o := range b.group() {
+			o.on = where[k][i]
+			p := &d.processors[o.on]
+			p.blocks++
+			p.threads += l.threads()
+			p.shared += l.f.module.bytes
+			for j := range o.threads {
+				m.wake(&o.threads[j])
+			}
 		}
 	}
 }
 
-// notLast are the blocks of a launch that have not begun, but for those that begin last.
+// notLast are the blocks of a launch that have not begun, but for those that begin last; of clusters the first blocks.
 func (m *Machine) notLast(d *floor, l *launch) []*block {
 	if d.limits.Last == nil {
 		return l.outside
 	}
-	return slices.DeleteFunc(slices.Clone(l.outside), func(b *block) bool { return d.limits.Last(m.who(&b.threads[0])) })
+	return slices.DeleteFunc(slices.Clone(l.outside), func(b *block) bool {
+		return slices.ContainsFunc(b.group(), func(o *block) bool { return d.limits.Last(m.who(&o.threads[0])) })
+	})
 }
 
 // vacate is a block that has ended.

@@ -305,6 +305,8 @@ func (m *Machine) wait(t *thread) []Wait {
 		return nil
 	case atBarrier:
 		w.What = "waits at the barrier for the other threads of its block"
+	case atCluster:
+		w.What = "waits at the cluster barrier for the other threads of its cluster"
 	case atShuffle:
 		w.What = "waits for the other threads of its warp"
 	case atGrid:

@@ -112,7 +112,7 @@ func (t *thread) known(slot int32, clock uint32, other bool) bool {
 // enter begins a thread.
 func (m *Machine) enter(t *thread, slot int) {
 	base := t.block.launch.base
-	t.view = view{vector: base, clock: m.slots[slot] + 1, slot: int32(slot), began: t.block.launch.stream.ended, rel: [scopes]*vector{base, base, base}}
+	t.view = view{vector: base, clock: m.slots[slot] + 1, slot: int32(slot), began: t.block.launch.stream.ended, rel: [scopes]*vector{base, base, base, base}}
 }
 
 // leave ends a thread, as if with a fence for everybody.
@@ -128,6 +128,11 @@ func (m *Machine) leave(t *thread) {
 	}
 	set(&l.final.events, t.slot, t.clock)
 	m.slots[t.slot] = t.clock
+	if b := t.block; b.shares() {
+		for _, v := range append([]*vector{t.vector}, t.pend[:]...) {
+			b.final = merge(b.final, v)
+		}
+	}
 	if l.own == nil {
 		l.own = l.stream.ended.clone()
 	}
@@ -155,10 +160,11 @@ func (m *Machine) gather(t *thread, r *barrier) {
 	set(&r.vectors.events, t.slot, t.clock)
 }
 
-// fences is what fence.sc has put in order so far, by scope and, within it, by device or block.
+// fences is what fence.sc has put in order so far, by scope and, within it, by device, cluster or block.
 type fences struct {
 	system *vector
 	gpu    map[int]*vector
+	near   map[*cluster]*vector
 	cta    map[*block]*vector
 }
 
@@ -181,15 +187,19 @@ func (m *Machine) order(t *thread, a *access) {
 	if a.sem&sequential != 0 {
 		f := &m.fence
 		if f.gpu == nil {
-			f.gpu, f.cta = map[int]*vector{}, map[*block]*vector{}
+			f.gpu, f.near, f.cta = map[int]*vector{}, map[*cluster]*vector{}, map[*block]*vector{}
 		}
 		device := t.block.launch.stream.device
-		near := [scopes]*vector{f.cta[t.block], f.gpu[device], f.system}
+		c := t.block.cluster // nil: the block is all of it, and nothing is noted here
+		near := [scopes]*vector{f.cta[t.block], f.near[c], f.gpu[device], f.system}
 		for _, v := range near[:a.scope+1] {
 			t.vector = merge(t.vector, v)
 		}
 		v := t.snapshot()
 		f.cta[t.block] = merge(f.cta[t.block], v)
+		if a.scope >= scopeCluster && c != nil {
+			f.near[c] = merge(f.near[c], v)
+		}
 		if a.scope >= scopeGPU {
 			f.gpu[device] = merge(f.gpu[device], v)
 		}
@@ -275,6 +285,8 @@ func level(a, b *block) uint8 {
 	switch {
 	case a == b:
 		return scopeCTA
+	case a.cluster != nil && a.cluster == b.cluster:
+		return scopeCluster
 	case a.launch.stream.device == b.launch.stream.device:
 		return scopeGPU
 	}
@@ -299,8 +311,11 @@ type event struct {
 }
 
 func (m *Machine) race(e *event, s *site) error {
-	shared := e.region == e.t.block.shared
-	return &Race{Address: e.base + e.off, Shared: shared, First: s.access(), Second: m.site.access()}
+	r := &Race{Address: e.base + e.off, First: s.access(), Second: m.site.access()}
+	if b := e.region.block; b != nil {
+		r.Address, r.Shared, r.Block = e.off, true, b.index
+	}
+	return r
 }
 
 // slab gives pieces of large allocations.
@@ -816,6 +831,8 @@ func (m *Machine) access(t *thread, f *Function, in *instr, r registers) error {
 	if !a.shared {
 		region = m.memory.find(address)
 		region, off = m.origin(region, off-region.base)
+	} else if a.cluster {
+		region, off, _ = t.remote(address)
 	}
 	e := event{t: t, region: region, off: off, base: address - off, size: a.size, sem: a.sem, scope: a.scope}
 	switch {
