@@ -51,7 +51,7 @@ func (b *block) special(which int64) uint32 {
 	case 26, 27:
 		return l.grid[which-25]
 	case 28:
-		return uint32(bit(l.f.sized))
+		return uint32(bit(l.f.clusters))
 	}
 	return 0
 }

@@ -546,7 +546,7 @@ func TestClusterOfOne(t *testing.T) {
 func TestClusterRefused(t *testing.T) {
 	for directive, want := range map[string]error{
 		".reqnctapercluster 2, 2": ErrUnsupported, ".reqnctapercluster 2, 1, 2": ErrUnsupported, ".reqnctapercluster 17": ErrUnsupported, ".reqnctapercluster 0": ErrSyntax,
-		".reqnctapercluster": ErrSyntax,
+		".reqnctapercluster": ErrSyntax, ".explicitcluster": ErrUnsupported, ".explicitcluster .maxclusterrank 8": ErrUnsupported,
 	} {
 		_, err := Parse("some.ptx", []byte(header+".visible .entry k()\n"+directive+"\n{ ret; }"))
 		require.ErrorIs(t, err, want, directive)
@@ -574,7 +574,6 @@ func TestClusterRefused(t *testing.T) {
 	require.NoError(t, launch(free, ".reqnctapercluster 4", 8, 1))
 	require.ErrorIs(t, launch(free, ".reqnctapercluster 4", 6, 1), ErrUnsupported, "no whole clusters")
 	require.ErrorIs(t, launch(free, ".reqnctapercluster 4", 0, 1), ErrUnsupported, "one block")
-	require.ErrorIs(t, launch(free, ".explicitcluster", 4, 1), ErrUnsupported, "clusters of no size")
 	require.NoError(t, launch(two, ".reqnctapercluster 2", 4, 1))
 	require.ErrorContains(t, launch(two, ".reqnctapercluster 3", 3, 1), "no room for a cluster of 3 blocks")
 	require.NoError(t, launch(four, ".reqnctapercluster 4", 4, 32))

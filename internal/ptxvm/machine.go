@@ -287,8 +287,6 @@ func (s *Stream) Launch(l Launch) error {
 	}
 	n.left = int(blocks)
 	switch {
-	case f.explicit && !f.sized:
-		return fmt.Errorf("launching %s: a kernel with .explicitcluster whose clusters have no .reqnctapercluster: %w", f.Name, ErrUnsupported)
 	case n.grid[0]%uint32(f.Cluster) != 0:
 		return fmt.Errorf("launching %s: %d blocks along x, which are no whole clusters of %d: %w", f.Name, n.grid[0], f.Cluster, ErrUnsupported)
 	case f.Cluster > 1 && f.module.bytes > 1<<rankShift:

@@ -41,8 +41,7 @@ type Function struct {
 	paramB   int // bytes of a kernel's parameters
 	body     []statement
 	defined  bool
-	explicit bool // .explicitcluster
-	sized    bool // .reqnctapercluster
+	clusters bool // .reqnctapercluster
 
 	code   []instr
 	at     []int32 // lines of the instructions
@@ -393,6 +392,7 @@ func (p *parser) function(entry bool) {
 	}
 	name := p.word()
 	f.Name = name.text
+	explicit := 0 // line
 	if p.take("(") {
 		p.list(f, &f.formals, &f.paramB)
 	}
@@ -409,7 +409,7 @@ func (p *parser) function(entry bool) {
 			p.number()
 			continue
 		case ".explicitcluster":
-			f.explicit = true
+			explicit = t.line
 			continue
 		case ".reqnctapercluster":
 			p.cluster(f, t.line)
@@ -430,6 +430,9 @@ func (p *parser) function(entry bool) {
 			p.fail(t.line, ErrUnsupported, "%q", t.text)
 		}
 		break
+	}
+	if explicit != 0 && !f.clusters {
+		p.fail(explicit, ErrUnsupported, "%s has clusters whose size launches give, and no .reqnctapercluster", f.Name)
 	}
 	f.defined = true
 	if old := p.module.byName[f.Name]; old != nil {
@@ -494,7 +497,7 @@ func (p *parser) cluster(f *Function, line int) {
 	case n[1] != 1 || n[2] != 1 || n[0] > mostCluster:
 		p.fail(line, ErrUnsupported, "clusters of %d, %d, %d blocks, not of up to %d along x", n[0], n[1], n[2], mostCluster)
 	}
-	f.Cluster, f.sized = n[0], true
+	f.Cluster, f.clusters = n[0], true
 }
 
 func (p *parser) add(f *Function) {

@@ -198,6 +198,9 @@ func (m *Machine) moduleCalls(d *cu.Driver) {
 	d.LaunchKernelEx = m.launch
 }
 
+// portableCluster is how many blocks a cluster may have if the function has not the attribute for more, which nobody sets here. CUDA C++ programming guide, thread block clusters.
+const portableCluster = 8
+
 // launch is cuLaunchKernelEx. The parameters are copied before it returns.
 func (m *Machine) launch(c *cu.LaunchConfig, h cu.FunctionHandle, params, extra *unsafe.Pointer) cu.Result {
 	return m.enqueue(c.Stream, func(s *stream) (*op, cu.Result) {
@@ -222,6 +225,18 @@ func (m *Machine) launch(c *cu.LaunchConfig, h cu.FunctionHandle, params, extra 
 		}
 		if most := max(int(f.dynamic), 48<<10-f.module.ptx.Shared()); int(c.SharedBytes) > most {
 			return nil, m.violation(cu.InvalidValue, "cuLaunchKernelEx with %d bytes of shared memory, of %d", c.SharedBytes, most)
+		}
+		if n := f.f.Cluster; n > 1 {
+			// Of CUDA it is CUDA_ERROR_INVALID_CLUSTER_SIZE, which the binding has not.
+			fit := min(mostBlocks, min(mostThreads, mostRegisters/registers)/int(threads), mostShared/max(f.module.ptx.Shared(), 1))
+			switch {
+			case int(c.Grid[0])%n != 0:
+				return nil, m.violation(cu.InvalidValue, "cuLaunchKernelEx of %v blocks in clusters of %d", c.Grid, n)
+			case n > portableCluster:
+				return nil, m.violation(cu.InvalidValue, "cuLaunchKernelEx in clusters of %d blocks, of at most %d", n, portableCluster)
+			case n > fit*s.gpu.Multiprocessors:
+				return nil, m.violation(cu.InvalidValue, "cuLaunchKernelEx in clusters of %d blocks of %d threads, for which GPU %d has no room", n, threads, s.gpu.ordinal)
+			}
 		}
 		l := &ptxvm.Launch{Function: f.f, Grid: c.Grid, Block: c.Block}
 		for i, p := range f.f.Params {

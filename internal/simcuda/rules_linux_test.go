@@ -569,3 +569,65 @@ func TestCallsOfTheirOwn(t *testing.T) {
 	r.ok(r.d.DeviceGetP2PAttribute(&have, cu.P2PNativeAtomics, 0, 1))
 	require.EqualValues(t, 1, have)
 }
+
+// TestCluster: a launch has whole clusters, which are not larger than every GPU runs, and for which there is room.
+func TestCluster(t *testing.T) {
+	for _, c := range []struct {
+		size, processors int
+		grid, threads    uint32
+		want             cu.Result
+	}{
+		{2, 1, 4, 32, cu.Success}, {8, 2, 8, 256, cu.Success}, {2, 1, 3, 32, cu.InvalidValue}, {2, 1, 1, 32, cu.InvalidValue}, {16, 16, 16, 32, cu.InvalidValue}, {8, 1, 8, 256, cu.InvalidValue},
+	} {
+		t.Run(fmt.Sprintf("size=%d/processors=%d/grid=%d/threads=%d", c.size, c.processors, c.grid, c.threads), func(t *testing.T) {
+			r := newRig(t, simcuda.Config{Each: []simcuda.GPU{{Multiprocessors: c.processors}}})
+			text := append(fmt.Appendf(nil, `.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry ranks(.param .u64 to)
+.explicitcluster
+.reqnctapercluster %d, 1, 1
+{
+	.reg .b64 %%rd<3>;
+	.reg .b32 %%r<5>;
+	.shared .align 4 .b8 box[4];
+	ld.param.u64 %%rd1, [to];
+	mov.u32 %%r1, %%cluster_ctarank;
+	barrier.cluster.arrive.relaxed.aligned;
+	barrier.cluster.wait.acquire.aligned;
+	xor.b32 %%r2, %%r1, 1;
+	mapa.shared::cluster.u32 %%r3, box, %%r2;
+	st.relaxed.cluster.shared::cluster.u32 [%%r3], %%r1;
+	barrier.cluster.arrive.release.aligned;
+	barrier.cluster.wait.acquire.aligned;
+	ld.shared.u32 %%r4, [box];
+	mov.u32 %%r2, %%ctaid.x;
+	mul.wide.u32 %%rd2, %%r2, 4;
+	add.u64 %%rd2, %%rd1, %%rd2;
+	st.relaxed.gpu.global.u32 [%%rd2], %%r4;
+	ret;
+}
+`, c.size), 0)
+			var h cu.ModuleHandle
+			r.ok(r.d.ModuleLoadDataEx(&h, unsafe.Pointer(&text[0]), 0, nil, nil))
+			var f cu.FunctionHandle
+			r.ok(r.d.ModuleGetFunction(&f, h, "ranks"))
+			_, p := r.memory(0, 0)
+			params := []unsafe.Pointer{unsafe.Pointer(&p)}
+			got := r.d.LaunchKernelEx(&cu.LaunchConfig{Grid: [3]uint32{c.grid, 1, 1}, Block: [3]uint32{c.threads, 1, 1}, Stream: r.stream[0]}, f, &params[0], nil)
+			require.Equal(t, c.want, got)
+			r.ok(r.settled(0))
+			if c.want != cu.Success {
+				assert.Len(t, r.m.Violations(), 1)
+				return
+			}
+			assert.Empty(t, r.m.Violations())
+			out := make([]uint32, c.grid)
+			r.ok(r.d.MemcpyDtoHAsync(unsafe.Pointer(&out[0]), p, uint64(4*c.grid), r.stream[0]))
+			r.ok(r.settled(0))
+			for i, x := range out {
+				assert.Equal(t, uint32(i%c.size^1), x, "block %d", i)
+			}
+		})
+	}
+}
