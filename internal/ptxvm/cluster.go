@@ -172,7 +172,7 @@ func (m *Machine) leaveCluster(t *thread) {
 	if t.came != 0 && t.came-1 == c.phase {
 		c.arrived--
 	}
-	if c.arrived > 0 && c.arrived == c.live() {
+	if c.arrived == c.live() {
 		m.openCluster(c)
 	}
 }

@@ -204,6 +204,13 @@ const (
 	secondLines = "	barrier.cluster.arrive.release.aligned; // second\n	barrier.cluster.wait.acquire.aligned; // wait\n"
 )
 
+// flagged makes the kernel send a flag behind the rank, and wait for it where tests say how, instead of the second barrier.
+var flagged = []string{
+	"st.shared::cluster.u32 [%r7], %r4;", "st.shared::cluster.u32 [%r7], %r4;\n	st.release.cluster.shared::cluster.u32 [%r7+4], 1;",
+	"	mapa.", "	@!%p1 st.shared.u32 [box+4], 0;\n	barrier.cluster.arrive;\n	barrier.cluster.wait;\n	mapa.",
+	secondLines, "	@%p1 bra End;\nAgain:\n	setp.eq.u32 %p2, %r9, 0;\n	@%p2 bra Again;\n",
+}
+
 // ring runs the kernel with lines that are others: old and new, in turn.
 func ring(t *testing.T, c Config, change ...string) (out []byte, err error) {
 	t.Helper()
@@ -259,6 +266,11 @@ func TestCluster(t *testing.T) {
 			"	mapa.", "	@!%p1 st.shared.u32 [box+4], 0;\n	barrier.cluster.arrive;\n	barrier.cluster.wait;\n	mapa.",
 			"	ld.shared.u32", "Again:\n	ld.acquire.cluster.shared.u32 %r9, [box+4];\n	setp.eq.u32 %p2, %r9, 0;\n	@%p2 bra Again;\n	ld.shared.u32",
 			secondLines, "", "	ret;\n", "	barrier.cluster.arrive;\n	barrier.cluster.wait;\n	ret;\n"}},
+		{"a flag instead of a barrier at the end", append(slices.Clone(flagged), "Again:\n", "Again:\n	ld.acquire.cluster.shared.u32 %r9, [box+4];\n")},
+		{"a flag that the end of the block is behind", append(slices.Clone(flagged), "Again:\n", "Again:\n	ld.relaxed.cluster.shared.u32 %r9, [box+4];\n",
+			"	ld.shared.u32 %r8, [box];\n", "	setp.eq.u32 %p3, %r1, 0;\n	selp.u32 %r8, 3, %r1, %p3;\n")},
+		{"what another thread of the block has stored", []string{"	@%p1 bra Sent;\n	st.shared", "	@!%p1 bra Sent;\n	st.shared", "Sent:\n", "Sent:\n	bar.sync 0;\n",
+			"	barrier.cluster.arrive.release.aligned; // second\n", "	@%p1 barrier.cluster.arrive.relaxed;\n	@!%p1 barrier.cluster.arrive.release;\n"}},
 		{"fences", []string{
 			"st.shared::cluster.u32 [%r7], %r4;", "st.shared::cluster.u32 [%r7], %r4;\n	fence.acq_rel.cluster;\n	st.relaxed.cluster.shared::cluster.u32 [%r7+4], 1;",
 			"	mapa.", "	@!%p1 st.shared.u32 [box+4], 0;\n	barrier.cluster.arrive;\n	barrier.cluster.wait;\n	mapa.",
@@ -299,6 +311,9 @@ func TestClusterWrong(t *testing.T) {
 		{"no second barrier, and a block that ends before the store", []string{secondLines, "", "	ld.shared.u32 %r8, [box];\n", ""}, []error{ErrAddress}, []error{ErrAddress}, true, "has ended"},
 		{"no second barrier, and a block that ends behind the store", []string{secondLines, "", "	ld.shared.u32 %r8, [box];\n", ""}, nil, []error{race, ErrAddress}, false, "ret;: race at shared address 0x0 of block "},
 		{"an arrival that releases nothing", []string{"arrive.release.aligned; // second", "arrive.relaxed;"}, nil, []error{race}, false, "race at shared address 0x0 of block "},
+		{"a load before the wait", []string{firstLines, "	barrier.cluster.arrive;\n	barrier.cluster.wait;\n", "	barrier.cluster.wait.acquire.aligned; // wait\n", "",
+			"	@%p1 bra Sent;\n", "	setp.ne.u32 %p2, %r3, 0;\n	@%p1 bra Sent;\n	@%p2 bra Sent; // one block sends, so that in some runs the next one loads late\n", "	ret;\n", "	barrier.cluster.wait;\n	ret;\n"}, nil, []error{race}, false, "race at shared address 0x0 of block "},
+		{"a block that ends while others may load", []string{"ld.shared.u32 %r8, [box]", "ld.shared::cluster.u32 %r8, [%r7]"}, nil, []error{race, ErrAddress}, false, "ret;: race at shared address 0x0 of block "},
 		{"an arrival before the store", []string{"	@%p1 bra Sent;", "	barrier.cluster.arrive;\n	@%p1 bra Sent;", "	barrier.cluster.arrive.release.aligned; // second\n", ""}, nil, []error{race, ErrAddress}, false, "race"},
 		{"two blocks that store to the same", []string{"[%r7], %r4", "[%r7], %r4;\n	mapa.shared::cluster.u32 %r9, %r6, %r1;\n	st.shared::cluster.u32 [%r9], %r4"}, nil, []error{race}, false, "race"},
 		{"an arrival for the second time", []string{"; // second", ";\n	barrier.cluster.arrive.aligned;"}, []error{ErrBarrier}, []error{ErrBarrier}, false, "it arrives for the second time"},
@@ -327,7 +342,16 @@ func TestClusterWrong(t *testing.T) {
 				const seeds = 40
 				for seed := range uint64(seeds) {
 					_, err := ring(t, Config{Seed: seed, Weak: weak, Turn: int(1 + seed%3*4), Hangs: true, Patience: 64}, c.change...)
-					if _, races := errors.AsType[*Race](err); slices.ContainsFunc(want, func(w error) bool { return races && w == race || errors.Is(err, w) }) {
+					r, races := errors.AsType[*Race](err)
+					if races { // the first and the second are of the blocks that they are of, and the memory is of that behind the one that stores
+						for _, a := range []Access{r.First, r.Second} {
+							if b := a.Thread.Block[0]; strings.HasPrefix(a.Instruction, "st.shared::cluster.u32 [%r7], %r4") {
+								require.Equal(t, [3]uint32{b/3*3 + (b+1)%3}, r.Block)
+							}
+						}
+						require.True(t, r.Shared)
+					}
+					if slices.ContainsFunc(want, func(w error) bool { return races && w == race || errors.Is(err, w) }) {
 						found++
 						said = said || strings.Contains(err.Error(), c.says)
 						e, ok := errors.AsType[*Error](err)
@@ -490,8 +514,8 @@ Receive:
 // TestClusterFenceSC: store buffering between blocks is excluded by fence.sc.cluster in a cluster, where other fences do not.
 func TestClusterFenceSC(t *testing.T) {
 	const text = header + `
-.visible .entry k(.param .u64 out) .reqnctapercluster 2 {
-	.reg .b64 %rd<6>; .reg .b32 %r<8>;
+.visible .entry k(.param .u64 out) .reqnctapercluster SIZE {
+	.reg .b64 %rd<6>; .reg .b32 %r<8>; .reg .pred %p<2>;
 	ld.param.u64 %rd1, [out];
 	mov.u32 %r1, %ctaid.x;
 	xor.b32 %r2, %r1, 1;
@@ -499,21 +523,68 @@ func TestClusterFenceSC(t *testing.T) {
 	mul.wide.u32 %rd3, %r2, 4;
 	add.u64 %rd2, %rd1, %rd2;
 	add.u64 %rd3, %rd1, %rd3;
-	st.relaxed.cluster.global.u32 [%rd2], 1;
+	st.relaxed.gpu.global.u32 [%rd2], 1;
 	fence.sc.cluster;
-	ld.relaxed.cluster.global.u32 %r3, [%rd3];
+	ld.relaxed.gpu.global.u32 %r3, [%rd3];
 	st.global.u32 [%rd2+16], %r3;
 	ret;
 }
 `
-	for fence, want := range map[string]bool{"fence.sc.cluster": false, "fence.sc.gpu": false, "fence.sc.cta": true, "fence.acq_rel.cluster": true} {
+	for _, c := range []struct {
+		size, fence string
+		want        bool
+	}{
+		{"2", "fence.sc.cluster;", false}, {"2", "fence.sc.gpu;", false}, {"2", "fence.sc.cta;", true}, {"2", "fence.acq_rel.cluster;", true},
+		{"2", "setp.eq.u32 %p1, %r1, 0; @%p1 fence.sc.cta; @!%p1 fence.sc.cluster;", true}, {"2", "setp.eq.u32 %p1, %r1, 0; @%p1 fence.sc.cluster; @!%p1 fence.sc.gpu;", false},
+		{"1", "fence.sc.cluster;", true}, {"1", "fence.sc.gpu;", false},
+	} {
 		neither := false
-		for seed := range uint64(200) {
-			out, err := clusterRun(t, strings.Replace(text, "fence.sc.cluster", fence, 1), 2, 1, Config{Seed: seed, Weak: true})
+		for seed := range uint64(400) {
+			out, err := clusterRun(t, strings.NewReplacer("fence.sc.cluster;", c.fence, "SIZE", c.size).Replace(text), 2, 1, Config{Seed: seed, Weak: true})
 			require.NoError(t, err)
 			neither = neither || out[16] == 0 && out[20] == 0
 		}
-		require.Equal(t, want, neither, fence)
+		require.Equal(t, c.want, neither, "%s in clusters of %s", c.fence, c.size)
+	}
+}
+
+// TestClusterFences: a fence.sc of scope .cta is ordered with none of another block, so that who sees what comes behind it need not see what comes before.
+func TestClusterFences(t *testing.T) {
+	const text = header + `
+.visible .entry k(.param .u64 out) .reqnctapercluster 2 {
+	.reg .b64 %rd<2>; .reg .b32 %r<4>; .reg .pred %p<2>;
+	ld.param.u64 %rd1, [out];
+	mov.u32 %r1, %ctaid.x;
+	setp.ne.u32 %p1, %r1, 0;
+	@%p1 bra Receive;
+	st.relaxed.gpu.global.u32 [%rd1], 1;
+	SEND
+	st.relaxed.gpu.global.u32 [%rd1+64], 1;
+	ret;
+Receive:
+	ld.relaxed.gpu.global.u32 %r2, [%rd1+64];
+	RECEIVE
+	ld.relaxed.gpu.global.u32 %r3, [%rd1];
+	st.global.v2.u32 [%rd1+128], {%r2, %r3};
+	ret;
+}
+`
+	for _, c := range []struct {
+		send, receive string
+		stale         bool
+	}{
+		{"fence.sc.cluster;", "fence.sc.cluster;", false}, {"fence.sc.gpu;", "fence.sc.cluster;", false}, {"fence.acq_rel.cluster;", "fence.acq_rel.cluster;", false},
+		{"fence.sc.cta;", "fence.sc.cluster;", true}, {"fence.sc.cluster;", "fence.sc.cta;", true}, {"fence.acq_rel.cluster;", "fence.acq_rel.cta;", true},
+	} {
+		stale, seen := false, false
+		for seed := range uint64(400) {
+			out, err := clusterRun(t, strings.NewReplacer("SEND", c.send, "RECEIVE", c.receive).Replace(text), 2, 1, Config{Seed: seed, Weak: true})
+			require.NoError(t, err)
+			seen = seen || out[128] == 1
+			stale = stale || out[128] == 1 && out[132] == 0
+		}
+		require.True(t, seen)
+		require.Equal(t, c.stale, stale, "%s %s", c.send, c.receive)
 	}
 }
 
@@ -567,6 +638,8 @@ func TestClusterRefused(t *testing.T) {
 	m.Limit(1, Limits{Multiprocessors: 2, Blocks: 1})
 	m.Limit(2, Limits{Multiprocessors: 2, Blocks: 2, Threads: 64, Shared: 64})
 	free, two, four := m.NewStream(0), m.NewStream(1), m.NewStream(2)
+	large := parse(t, "some.ptx", header+".shared .b8 x[16777216]; .shared .b8 y[1]; .visible .entry k() .reqnctapercluster 2 { ret; }").Function("k")
+	require.ErrorContains(t, free.Launch(Launch{Function: large, Grid: [3]uint32{2}}), "blocks with 16777217 bytes of shared memory")
 	launch := func(s *Stream, directive string, grid, threads uint32) error {
 		f := parse(t, "some.ptx", header+".visible .entry k() "+directive+" { .shared .align 4 .b8 x[32]; ret; }").Function("k")
 		return s.Launch(Launch{Function: f, Grid: [3]uint32{grid}, Block: [3]uint32{threads}})
@@ -610,7 +683,7 @@ func TestClusterRoom(t *testing.T) {
 					require.False(t, s.active[0].blocks()[i/3*3].waits())
 					for _, o := range b.group() {
 						require.False(t, o.waits())
-						if limits.Multiprocessors >= 3 && o != b {
+						if limits.Multiprocessors > 1 && o.rank == b.rank+1 {
 							require.NotEqual(t, b.on, o.on)
 						}
 					}

@@ -26,13 +26,14 @@
 //
 // # Clusters
 //
-// A kernel with .reqnctapercluster runs in clusters of so many blocks along x, which get room together, or none of them does. mapa gives addresses of another block's shared
-// memory, and accesses of .shared::cluster go there. barrier.cluster waits for all threads of the cluster that have not ended; it orders as a barrier of a
-// block does, but that an arrival that is relaxed passes nothing on. To arrive twice, or to wait without having arrived, is an [ErrBarrier]. Shared memory of a block of which no thread has executed
-// anything yet, or all have ended, is not there: an [ErrAddress]. With weak memory it is a [Race] too if another block's access is not ordered before the end of the block. That
-// a block has begun can be found missing only by a run in which it has not. An address of another block's shared memory means something to the block that has made it alone: the
-// machine does not notice if it is passed on to another block. There are no clusters along y and z, none whose size the launch gives, no mapa of generic addresses, no
-// mbarrier and no asynchronous accesses to other blocks, and nothing is known of which multiprocessors are near enough to each other for a cluster.
+// A kernel with .reqnctapercluster runs in clusters of so many blocks along x, which get room together, or none of them does. mapa gives addresses of another
+// block's shared memory, and accesses of .shared::cluster go there. barrier.cluster waits for all threads of the cluster that have not ended; it orders as a
+// barrier of a block does, but that an arrival that is relaxed passes nothing on. To arrive twice, or to wait without having arrived, is an [ErrBarrier].
+// Shared memory of a block of which no thread has executed anything yet, or all have ended, is not there: an [ErrAddress]. With weak memory it is a [Race]
+// too if another block's access is not ordered before the end of the block. That a block has begun can be found missing only by a run in which it has not. An
+// address of another block's shared memory means something to the block that has made it alone: the machine does not notice if it is passed on to another
+// block. There are no clusters along y and z, none whose size the launch gives, no mapa of generic addresses, no mbarrier and no asynchronous accesses to
+// other blocks, and nothing is known of which multiprocessors are near enough to each other for a cluster.
 //
 // # Hangs
 //
