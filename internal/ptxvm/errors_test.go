@@ -215,6 +215,7 @@ func TestSeeds(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(copyKernels)
 	f.Add(listener)
+	f.Add(strings.Replace(clusterRing, ".reqnctapercluster 3", ".reqnctapercluster 2", 1))
 	for _, l := range tests {
 		f.Add(header + entry + strings.NewReplacer("[x]", "[%rd0]", "[y]", "[%rd0+64]").Replace(l.threads[0]) + ";\nret;\n}\n")
 	}
