@@ -32,7 +32,8 @@ type Kernel struct {
 	// Fit, unless nil, returns Blocks and Threads for devices with so many multiprocessors, the fewest that any rank's has. Of threads it
 	// takes 32, 64, 128, 256, 512 or 1024.
 	Fit func(multiprocessors int) (blocks, threads int)
-	// MinBlocks is how many blocks there must be at least; with fewer New fails, on every rank. 0 is 1.
+	// MinBlocks is how many blocks there must be at least; with fewer New fails, on every rank. 0 is 1. Blocks of a kernel that was compiled for clusters, as by __cluster_dims__, come in
+	// whole clusters: there are fewer than Blocks rather than a part of one, and one at least.
 	MinBlocks int
 	// SharedBytes is the dynamic shared memory of a block.
 	SharedBytes int
@@ -183,13 +184,14 @@ func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
 			f.blocks = min(f.blocks, d.Most)
 		}
 	}
+	f.wholeClusters()
 	if len(offers) > 1 { // a rank alone waits for nobody
 		if err := f.makeRoom(offers, devices); err != nil {
 			return 0, err
 		}
 	}
-	if f.blocks < k.MinBlocks {
-		return 0, errs.Invalid(call, "MinBlocks", k.MinBlocks,
+	if least := max(k.MinBlocks, f.clusterBlocks()); f.blocks < least {
+		return 0, errs.Invalid(call, "MinBlocks", least,
 			fmt.Sprintf("at most %d of %d threads, which the setting max-blocks of every rank allows, and leave room for others on its device", f.blocks, f.threads))
 	}
 	if k.BlockWorkspace > maxWorkspaceBytes/int64(f.blocks) {
@@ -209,6 +211,7 @@ func (f *kernelForm) makeRoom(offers []memory.WorkspaceOffer, devices []deviceOf
 	for r, d := range devices {
 		f.blocks = min(f.blocks, mostBlocks(d.Resident[f.threads], d.Processors, sharing(offers, r), plans))
 	}
+	f.wholeClusters()
 	for r, d := range devices {
 		if n := sharing(offers, r); f.blocks*n > d.Resident[f.threads] {
 			// The blocks wait for those of other ranks: all must run at once.
@@ -219,6 +222,17 @@ func (f *kernelForm) makeRoom(offers []memory.WorkspaceOffer, devices []deviceOf
 	f.tenant = f.newTenant(offers, devices)
 	return nil
 }
+
+// clusterBlocks is how many blocks a cluster of the kernel has, which are alike on all ranks: they have the same image.
+func (f *kernelForm) clusterBlocks() int {
+	if c, ok := f.function.(device.Clustered); ok {
+		return max(c.ClusterBlocks(), 1)
+	}
+	return 1
+}
+
+// wholeClusters takes away the blocks that make no whole cluster.
+func (f *kernelForm) wholeClusters() { f.blocks -= f.blocks % f.clusterBlocks() }
 
 // sharing counts the ranks on the device of rank.
 func sharing(offers []memory.WorkspaceOffer, rank int) int {

@@ -13,11 +13,17 @@ import (
 
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/memory"
 )
+
+// clustered is a function whose blocks come in clusters of 8.
+type clustered struct{ device.Function }
+
+func (clustered) ClusterBlocks() int { return 8 }
 
 // TestSettle: the launch is the same whichever rank works it out, and fits the least of the devices, however ranks share them.
 func TestSettle(t *testing.T) {
@@ -27,7 +33,7 @@ func TestSettle(t *testing.T) {
 	tiny := deviceOffer{Processors: 1, Resident: map[int]int{128: 2, 256: 1}}
 	few := large
 	few.Most = 9
-	of := map[rune]deviceOffer{'f': few, 'a': large, 'b': large, 's': small, 'n': none, 't': tiny}
+	of := map[rune]deviceOffer{'f': few, 'a': large, 'b': large, 'c': large, 's': small, 'n': none, 't': tiny}
 	twice := func(threads int) func(int) (int, int) {
 		return func(processors int) (int, int) { return 2 * processors, threads }
 	}
@@ -61,6 +67,15 @@ func TestSettle(t *testing.T) {
 		{"att", twice(256), 0, 0, 0, "which 2 ranks share"},
 		{"ab", exactly(300, 256), 257, 0, 0, "at most 256 of 256 threads"},
 		{"ab", exactly(1, 100), 0, 0, 0, "1 blocks of 100 threads"},
+		// c is b, with a kernel in clusters of 8.
+		{"cc", twice(256), 0, 128, 256. / 528, ""},
+		{"c", exactly(5000, 256), 0, 5000, 0, ""},
+		{"c", exactly(15, 256), 0, 8, 0, ""},
+		{"cs", twice(256), 0, 24, 24. / 64, ""},
+		{"cf", twice(256), 0, 8, 8. / 528, ""},
+		{"cb", exactly(31, 256), 0, 24, 24. / 528, ""},
+		{"cb", exactly(31, 256), 25, 0, 0, "MinBlocks is 25; allowed: at most 24 of 256 threads"},
+		{"cb", exactly(7, 256), 0, 0, 0, "MinBlocks is 8; allowed: at most 0 of 256 threads"},
 		{"ab", exactly(0, 128), 0, 0, 0, "0 blocks"},
 		{"ab", exactly(-1, 128), 0, 0, 0, "-1 blocks"},
 	} {
@@ -81,6 +96,9 @@ func TestSettle(t *testing.T) {
 				f := &kernelForm{
 					plan:   &Plan{memory: m, rank: g.Rank(), size: g.Size(), spec: Spec{Workspace: data}},
 					kernel: &Kernel{Fit: c.fit, MinBlocks: c.minBlocks, BlockWorkspace: block},
+				}
+				if strings.HasPrefix(c.devices, "c") {
+					f.function = clustered{}
 				}
 				bytes, err := f.settle(offers)
 				if c.wrong != "" {

@@ -25,6 +25,12 @@ type Function interface {
 	Prepare(l Launch) (PreparedLaunch, error)
 }
 
+// Clustered is implemented by functions whose blocks may come in clusters. A grid has whole clusters, and so has what MaxBlocks gives.
+type Clustered interface {
+	// ClusterBlocks is how many blocks a cluster has, for which the kernel was compiled: 1 if it was for none.
+	ClusterBlocks() int
+}
+
 // Launch describes a launch.
 type Launch struct {
 	Grid, Block [3]uint32 // in blocks and threads; a 0 counts as 1

@@ -22,6 +22,7 @@ import (
 
 // fake is a driver for tests of what this package does itself. Its work runs when somebody asks whether it has ended.
 type fake struct {
+	old     bool // it knows no clusters
 	gpus    int
 	version int32
 
@@ -83,7 +84,7 @@ func newFake(gpus int) *fake {
 		graphs: map[cu.GraphHandle]*fakeGraph{}, execs: map[cu.GraphExecHandle]*fakeGraph{},
 		objects: map[cu.UserObject]*fakeObject{}, names: map[cu.FunctionHandle]string{},
 		params: map[string][]int{
-			"kernel": {16}, "giveup": {16}, "none": {}, "report": {4, 1, 24}, "mixed": {1, 2, 4, 8, 4, 8, 8, 12, 16},
+			"kernel": {16}, "clustered": {}, "giveup": {16}, "none": {}, "report": {4, 1, 24}, "mixed": {1, 2, 4, 8, 4, 8, 8, 12, 16},
 			"many": append([]int{8}, slices.Repeat([]int{4}, manyParams)...),
 		},
 	}
@@ -447,7 +448,16 @@ func (f *fake) driver() *cu.Driver {
 		f.names[*h] = name
 		return cu.Success
 	}
-	d.FuncGetAttribute = func(v *int32, a cu.FuncAttribute, _ cu.FunctionHandle) cu.Result {
+	d.FuncGetAttribute = func(v *int32, a cu.FuncAttribute, h cu.FunctionHandle) cu.Result {
+		if a == cu.FuncClusterWidth || a == cu.FuncClusterHeight || a == cu.FuncClusterDepth {
+			if f.old {
+				return cu.InvalidValue
+			}
+			if *v = 0; f.names[h] == "clustered" {
+				*v = map[cu.FuncAttribute]int32{cu.FuncClusterWidth: 4, cu.FuncClusterHeight: 2, cu.FuncClusterDepth: 1}[a]
+			}
+			return cu.Success
+		}
 		*v = map[cu.FuncAttribute]int32{cu.FuncMaxThreadsPerBlock: 512, cu.FuncSharedBytes: 1024}[a]
 		return cu.Success
 	}
@@ -462,6 +472,14 @@ func (f *fake) driver() *cu.Driver {
 	}
 	d.OccupancyMaxActiveBlocks = func(n *int32, _ cu.FunctionHandle, threads int32, _ uint64) cu.Result {
 		*n = 2048 / threads
+		return cu.Success
+	}
+	d.OccupancyMaxActiveClusters = func(n *int32, _ cu.FunctionHandle, c *cu.LaunchConfig) cu.Result {
+		a := c.Attrs
+		if c.NumAttrs != 1 || a.ID != cu.LaunchClusterDimension || [3]uint32(a.Value[:3]) != [3]uint32{4, 2, 1} || c.Grid != [3]uint32{4, 2, 1} {
+			return cu.InvalidValue
+		}
+		*n = int32(fakeClusters)
 		return cu.Success
 	}
 	d.LaunchKernelEx = func(c *cu.LaunchConfig, h cu.FunctionHandle, params, _ *unsafe.Pointer) cu.Result {

@@ -3,6 +3,8 @@ package cuda
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -17,9 +19,10 @@ type Function struct {
 	module     *Module
 	name       string
 	handle     cu.FunctionHandle
-	maxThreads int   // a block
-	shared     int   // static shared memory, bytes a block
-	params     []int // bytes of each parameter; nil if the driver does not tell
+	maxThreads int       // a block
+	shared     int       // static shared memory, bytes a block
+	params     []int     // bytes of each parameter; nil if the driver does not tell
+	cluster    [3]uint32 // blocks of a cluster, at least 1 in each direction
 }
 
 // mostParamBytes is how many bytes the parameters of a kernel have together at most, since CUDA 12.1 and on GPUs of compute capability 7.0
@@ -154,7 +157,35 @@ func (f *Function) MaxBlocks(threads, sharedBytes int) (int, error) {
 	} else if err != nil {
 		return 0, fmt.Errorf("%s: %w", call, err)
 	}
-	return int(blocks) * f.module.dev.limits.processors, nil
+	all := int(blocks) * f.module.dev.limits.processors
+	if f.ClusterBlocks() == 1 || all == 0 {
+		return all, nil
+	}
+	n, err := f.maxClusters(threads, sharedBytes)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", call, err)
+	}
+	return min(all/f.ClusterBlocks(), n) * f.ClusterBlocks(), nil
+}
+
+// ClusterBlocks is how many blocks a cluster has, for which the kernel was compiled; 1 if it was for none.
+func (f *Function) ClusterBlocks() int {
+	return int(f.cluster[0]) * int(f.cluster[1]) * int(f.cluster[2])
+}
+
+// maxClusters is how many clusters the whole GPU runs at the same time: fewer than the multiprocessors have room for, since the blocks of one must be near each other. The context is current.
+func (f *Function) maxClusters(threads, sharedBytes int) (int, error) {
+	drv := f.module.dev.drv
+	if drv.OccupancyMaxActiveClusters == nil {
+		return math.MaxInt32, nil
+	}
+	attr := cu.LaunchAttribute{ID: cu.LaunchClusterDimension}
+	copy(attr.Value[:], f.cluster[:])
+	config := cu.LaunchConfig{Grid: f.cluster, Block: [3]uint32{uint32(threads), 1, 1}, SharedBytes: uint32(sharedBytes), Attrs: &attr, NumAttrs: 1}
+	var n int32
+	err := drv.Check("cuOccupancyMaxActiveClusters", drv.OccupancyMaxActiveClusters(&n, f.handle, &config))
+	runtime.KeepAlive(&attr)
+	return int(n), err
 }
 
 // Prepare fixes everything about a launch. Drivers before CUDA 12.4 do not tell which parameters the kernel has: with those, Params that are
@@ -167,6 +198,9 @@ func (f *Function) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 		l.Grid[i], l.Block[i] = max(l.Grid[i], 1), max(l.Block[i], 1)
 		if most := d.limits.maxGrid[i]; int64(l.Grid[i]) > int64(most) {
 			return nil, errs.Invalid(call, fmt.Sprintf("Grid[%d]", i), l.Grid[i], fmt.Sprintf("0 to %d", most))
+		}
+		if n := f.cluster[i]; l.Grid[i]%n != 0 {
+			return nil, errs.Invalid(call, fmt.Sprintf("Grid[%d]", i), l.Grid[i], fmt.Sprintf("multiples of %d, which is a cluster of the kernel %s", n, f.name))
 		}
 		if most := d.limits.maxBlock[i]; int64(l.Block[i]) > int64(most) {
 			return nil, errs.Invalid(call, fmt.Sprintf("Block[%d]", i), l.Block[i], fmt.Sprintf("0 to %d", most))

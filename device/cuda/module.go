@@ -199,6 +199,16 @@ func (m *Module) Function(name string) (device.Function, error) {
 		}
 		*a.value = int(value)
 	}
+	for i, a := range []cu.FuncAttribute{cu.FuncClusterWidth, cu.FuncClusterHeight, cu.FuncClusterDepth} {
+		var blocks int32
+		// Drivers that are older than clusters do not know the attribute.
+		if r := drv.FuncGetAttribute(&blocks, a, f.handle); r != cu.InvalidValue {
+			if err := drv.Check("cuFuncGetAttribute", r); err != nil {
+				return nil, fmt.Errorf("asking about the kernel %q: %w", name, err)
+			}
+		}
+		f.cluster[i] = uint32(max(blocks, 1))
+	}
 	if err := f.askParams(); err != nil {
 		return nil, fmt.Errorf("asking about the kernel %q: %w", name, err)
 	}

@@ -297,6 +297,53 @@ func TestMaxBlocks(t *testing.T) {
 	})
 }
 
+// fakeClusters is how many clusters the fake GPU runs at a time.
+const fakeClusters = 100
+
+// TestClusters: of a kernel in clusters a launch has whole ones, and a GPU as many as the driver says, or as its multiprocessors have room for.
+func TestClusters(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, nil)
+	k := function(t, d, "clustered")
+	require.Equal(t, 8, k.(device.Clustered).ClusterBlocks())
+	require.Equal(t, 1, function(t, d, "kernel").(device.Clustered).ClusterBlocks())
+	n, err := k.MaxBlocks(64, 0)
+	require.NoError(t, err)
+	require.Equal(t, 8*fakeClusters, n)
+	room, err := function(t, d, "kernel").MaxBlocks(512, 0)
+	require.NoError(t, err)
+	require.Less(t, room, 8*fakeClusters)
+	n, err = k.MaxBlocks(512, 0)
+	require.NoError(t, err)
+	require.Equal(t, room/8*8, n, "no more than the multiprocessors have room for")
+	for grid, arg := range map[[3]uint32]string{{4, 2, 1}: "", {8, 4, 3}: "", {6, 2, 1}: "Grid[0]", {4, 1, 1}: "Grid[1]", {1, 2, 1}: "Grid[0]"} {
+		l, err := k.Prepare(device.Launch{Grid: grid, Block: [3]uint32{64}})
+		if arg != "" {
+			require.ErrorIs(t, err, device.ErrInvalid)
+			require.ErrorContains(t, err, arg)
+			require.ErrorContains(t, err, "multiples of")
+			continue
+		}
+		require.NoError(t, err, "%v", grid)
+		require.NoError(t, l.Close())
+	}
+	for _, symbol := range []string{"cuOccupancyMaxActiveClusters", "cuOccupancyMaxActiveBlocksPerMultiprocessor"} {
+		f.failing(symbol, cu.IllegalAddress)
+		_, err = k.MaxBlocks(64, 0)
+		f.failing(symbol, cu.Success)
+		failed, ok := errors.AsType[*cuda.Error](err)
+		require.True(t, ok, "%v", err)
+		require.Equal(t, symbol, failed.Call)
+	}
+	require.NoError(t, d.Close())
+
+	old := newFake(1) // a driver that is older than clusters
+	old.old = true
+	d = openFake(t, old, nil)
+	require.Equal(t, 1, function(t, d, "clustered").(device.Clustered).ClusterBlocks())
+	require.NoError(t, d.Close())
+}
+
 // TestMaxBlocksFails: that blocks do not fit is what the driver says of them alone. The same code from the calls before is a failure of theirs.
 func TestMaxBlocksFails(t *testing.T) {
 	f := newFake(1)

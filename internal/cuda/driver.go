@@ -112,12 +112,13 @@ type Driver struct {
 	ModuleUnload      func(m ModuleHandle) Result                                                                           `cuda:"cuModuleUnload,required"`
 	ModuleGetFunction func(f *FunctionHandle, m ModuleHandle, name string) Result                                           `cuda:"cuModuleGetFunction,required"`
 
-	FuncLoad                 func(f FunctionHandle) Result                                                      `cuda:"cuFuncLoad"`
-	FuncGetAttribute         func(value *int32, attr FuncAttribute, f FunctionHandle) Result                    `cuda:"cuFuncGetAttribute,required"`
-	FuncSetAttribute         func(f FunctionHandle, attr FuncAttribute, value int32) Result                     `cuda:"cuFuncSetAttribute,required"`
-	FuncGetParamInfo         func(f FunctionHandle, index uint64, offset, bytes *uint64) Result                 `cuda:"cuFuncGetParamInfo"`
-	OccupancyMaxActiveBlocks func(blocks *int32, f FunctionHandle, threads int32, sharedBytes uint64) Result    `cuda:"cuOccupancyMaxActiveBlocksPerMultiprocessor,required"`
-	LaunchKernelEx           func(config *LaunchConfig, f FunctionHandle, params, extra *unsafe.Pointer) Result `cuda:"cuLaunchKernelEx,required"`
+	FuncLoad                   func(f FunctionHandle) Result                                                      `cuda:"cuFuncLoad"`
+	FuncGetAttribute           func(value *int32, attr FuncAttribute, f FunctionHandle) Result                    `cuda:"cuFuncGetAttribute,required"`
+	FuncSetAttribute           func(f FunctionHandle, attr FuncAttribute, value int32) Result                     `cuda:"cuFuncSetAttribute,required"`
+	FuncGetParamInfo           func(f FunctionHandle, index uint64, offset, bytes *uint64) Result                 `cuda:"cuFuncGetParamInfo"`
+	OccupancyMaxActiveBlocks   func(blocks *int32, f FunctionHandle, threads int32, sharedBytes uint64) Result    `cuda:"cuOccupancyMaxActiveBlocksPerMultiprocessor,required"`
+	OccupancyMaxActiveClusters func(clusters *int32, f FunctionHandle, config *LaunchConfig) Result               `cuda:"cuOccupancyMaxActiveClusters"`
+	LaunchKernelEx             func(config *LaunchConfig, f FunctionHandle, params, extra *unsafe.Pointer) Result `cuda:"cuLaunchKernelEx,required"`
 
 	GraphInstantiateWithFlags func(exec *GraphExecHandle, g GraphHandle, flags uint64) Result                                           `cuda:"cuGraphInstantiateWithFlags,required"`
 	GraphUpload               func(exec GraphExecHandle, s StreamHandle) Result                                                         `cuda:"cuGraphUpload"`

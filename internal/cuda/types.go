@@ -139,6 +139,9 @@ type LaunchAttribute struct {
 // LaunchAttributeID is a CUlaunchAttributeID.
 type LaunchAttributeID int32
 
+// LaunchClusterDimension is how many blocks a cluster has.
+const LaunchClusterDimension LaunchAttributeID = 4 // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: three uints
+
 // LaunchProgrammaticStreamSerialization lets a launch begin before the one in front of it on the stream has ended.
 const LaunchProgrammaticStreamSerialization LaunchAttributeID = 6 // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: one int
 
@@ -250,10 +253,13 @@ type FuncAttribute int32
 
 // The attributes of a function that are of use here.
 const (
-	FuncMaxThreadsPerBlock    FuncAttribute = 0 // CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
-	FuncSharedBytes           FuncAttribute = 1 // CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
-	FuncMaxDynamicSharedBytes FuncAttribute = 8 // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-	FuncSharedCarveout        FuncAttribute = 9 // CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: percent of the most shared memory that a multiprocessor has; a preference
+	FuncMaxThreadsPerBlock    FuncAttribute = 0  // CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+	FuncSharedBytes           FuncAttribute = 1  // CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+	FuncMaxDynamicSharedBytes FuncAttribute = 8  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+	FuncClusterWidth          FuncAttribute = 11 // CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH: blocks; 0 where the kernel was compiled for none
+	FuncClusterHeight         FuncAttribute = 12 // CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT
+	FuncClusterDepth          FuncAttribute = 13 // CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH
+	FuncSharedCarveout        FuncAttribute = 9  // CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: percent of the most shared memory that a multiprocessor has; a preference
 )
 
 // JITOption is a CUjit_option.

@@ -145,6 +145,14 @@ func (m *Machine) moduleCalls(d *cu.Driver) {
 				}
 			case cu.FuncSharedBytes:
 				*v = int32(f.module.ptx.Shared())
+			case cu.FuncClusterWidth:
+				if *v = 0; f.f.Cluster > 1 {
+					*v = int32(f.f.Cluster)
+				}
+			case cu.FuncClusterHeight, cu.FuncClusterDepth:
+				if *v = 0; f.f.Cluster > 1 {
+					*v = 1
+				}
 			case cu.FuncMaxDynamicSharedBytes:
 				*v = max(f.dynamic, 48<<10-int32(f.module.ptx.Shared()))
 			default:
@@ -182,16 +190,30 @@ func (m *Machine) moduleCalls(d *cu.Driver) {
 			return cu.Success
 		})
 	}
+	resident := func(f *function, threads int32, shared uint64) int32 {
+		if threads > 1024 || f.f.MaxThreads > 0 && int(threads) > f.f.MaxThreads {
+			return 0
+		}
+		warps := (threads + 31) / 32
+		return min(mostThreads/32/warps, mostRegisters/registers/32/warps, mostBlocks, int32(mostShared/(uint64(f.module.ptx.Shared())+shared+1<<10)))
+	}
 	d.OccupancyMaxActiveBlocks = func(blocks *int32, h cu.FunctionHandle, threads int32, shared uint64) cu.Result {
 		return kernel("cuOccupancyMaxActiveBlocksPerMultiprocessor", h, func(f *function) cu.Result {
 			if threads < 1 {
 				return cu.InvalidValue
 			}
-			warps := (threads + 31) / 32
-			*blocks = min(mostThreads/32/warps, mostRegisters/registers/32/warps, mostBlocks, int32(mostShared/(uint64(f.module.ptx.Shared())+shared+1<<10)))
-			if threads > 1024 || f.f.MaxThreads > 0 && int(threads) > f.f.MaxThreads {
-				*blocks = 0
+			*blocks = resident(f, threads, shared)
+			return cu.Success
+		})
+	}
+	d.OccupancyMaxActiveClusters = func(clusters *int32, h cu.FunctionHandle, c *cu.LaunchConfig) cu.Result {
+		return kernel("cuOccupancyMaxActiveClusters", h, func(f *function) cu.Result {
+			n := int32(max(f.f.Cluster, 1))
+			attrs := unsafe.Slice(c.Attrs, c.NumAttrs)
+			if len(attrs) != 1 || attrs[0].ID != cu.LaunchClusterDimension || attrs[0].Value[0] != uint32(n) || attrs[0].Value[1] != 1 || attrs[0].Value[2] != 1 || c.Grid[0]%uint32(n) != 0 {
+				return m.violation(cu.InvalidValue, "cuOccupancyMaxActiveClusters of clusters that the kernel was not compiled for")
 			}
+			*clusters = resident(f, int32(c.Block[0]*c.Block[1]*c.Block[2]), uint64(c.SharedBytes)) * int32(f.module.gpu.Multiprocessors) / n
 			return cu.Success
 		})
 	}
