@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures FlashInfer's fused all-reduce with residual and RMSNorm, from its package on PyPI, between GPUs 0 and 1 of this host. Beside it stands
+# Measures FlashInfer's fused all-reduce with residual and RMSNorm, from its package on PyPI, between the first WORLD GPUs of this host, 2 unless it is given. Beside it stands
 # `symmem bench --ranks 2 --kind all_reduce_rms_norm --dtype bf16 --mode graph --sizes 64K,128K,256K,512K,1M,2M`.
 #
 #   bench/peers/flashinfer.sh [procs|threads]
@@ -34,5 +34,5 @@ fi
 arch=${ARCH:-sm_90a}
 # The flags with which FlashInfer compiles its kernels.
 nvcc -std=c++17 -O3 -use_fast_math --expt-relaxed-constexpr -DFLASHINFER_ENABLE_F16 -DFLASHINFER_ENABLE_BF16 -DFLASHINFER_ENABLE_FP8_E4M3 -DFLASHINFER_ENABLE_FP8_E5M2 \
-	-DFLASHINFER_ENABLE_FP8_E8M0 -DFLASHINFER_ENABLE_FP4_E2M1 -gencode="arch=compute_${arch#sm_},code=$arch" -I"$work/include" -o "$work/flashinfer" "$here/flashinfer.cu" -lpthread
+	-DFLASHINFER_ENABLE_FP8_E8M0 -DFLASHINFER_ENABLE_FP4_E2M1 -gencode="arch=compute_${arch#sm_},code=$arch" -DWORLD="${WORLD:-2}" -I"$work/include" -o "$work/flashinfer" "$here/flashinfer.cu" -lpthread
 timeout -k 5 60 "$work/flashinfer" "${1:-procs}"
