@@ -23,7 +23,7 @@ const (
 	OneShotLL                        // CUDA: push lines that carry data and flags, without a barrier
 	OneShotPush                      // CUDA: push lines that are all data, without a barrier, or long shares of a reduce-scatter, and long reduces between more than two ranks, in chunks; f32, f16, bf16. What only moves is stored to every output, between barriers; every dtype
 	OneShotPull                      // CUDA: load every input, between barriers
-	TwoShotPush                      // CUDA: push parts to their owners and results to all, without a barrier; f32, f16, bf16. Of a broadcast, parts are stored to the other ranks, which pass each chunk on as it comes; every dtype
+	TwoShotPush                      // CUDA: push parts to their owners and results to all, without a barrier; f32, f16, bf16. Of a broadcast, parts are stored to the other ranks, which pass each chunk on as it comes, or each line where the message is whole vectors of 16 bytes and not long; every dtype
 	TwoShotPull                      // CUDA: load the own part of every input, store to every output, between barriers
 	TwoShotFlow                      // CUDA: push parts to their owners in laps, store results to every output
 	OneShotMultimem                  // CUDA: the NVLink switch adds; sums of f32, f16, bf16. In broadcast and all-gather it spreads; every dtype

@@ -67,13 +67,17 @@ func (b *broadcast) spec(s *collective.Spec) {
 	size, bytes := b.in.WorldSize(), b.in.Bytes()
 	two := b.algorithm == TwoShotPull || b.algorithm == TwoShotPush || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= viaAllBytes(b.in.Device().Kind(), b.far())
 	v := &movement{maker: b.maker, pattern: ptx.Broadcast, root: b.root, passesOn: b.passesOn()}
-	if !two {
+	v.inLines = v.passesOn && b.in.Device().Kind() == device.CUDA && bytes <= passLinesBytes && b.wholePieces()
+	if !two || v.inLines {
 		v.phases = []phase{b.whole}
 	} else {
 		v.phases = []phase{b.scatter, b.gather}
 	}
 	v.spec(s)
 }
+
+// passLinesBytes is the longest message that ranks pass on in lines, which carry as many bytes of flags as of data, in place of chunks, which wait for fences.
+var passLinesBytes = int64(3 << 20)
 
 // whole is all of root's for every other rank.
 func (b *broadcast) whole(from, to int) piece {

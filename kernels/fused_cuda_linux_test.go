@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/collective"
@@ -67,7 +69,7 @@ func TestRMSNormOnCUDA(t *testing.T) {
 // TestRMSNormBlocks: a table or a bound may leave fewer blocks than there are rows, as the device does (8 here), and each then has several rows.
 func TestRMSNormBlocks(t *testing.T) {
 	smallLimits(t)
-	const rows = earlyRows + 1
+	const rows = 9
 	for _, c := range []struct {
 		size, blocks, bound int
 		form                string
@@ -88,6 +90,45 @@ func TestRMSNormBlocks(t *testing.T) {
 				return err
 			})
 		})
+	}
+}
+
+// TestRMSNormClusters: a cluster of blocks has each of few rows where there are blocks for all of them, as the device has for one (8 here), and else a block has each. Both give the bits of the host.
+func TestRMSNormClusters(t *testing.T) {
+	smallLimits(t)
+	for _, c := range []struct {
+		size          int
+		rows, columns int64
+		dtype         tensor.DType
+		algorithm     Algorithm
+		bound         int
+		capability    int
+		blocks        uint32
+		clusters      bool
+	}{
+		{2, 1, 4096, tensor.BFloat16, Auto, 0, 90, 8, true}, {2, 1, 1032, tensor.Float16, OneShotPush, 8, 90, 8, true}, {2, 1, 5000, tensor.Float32, OneShotPush, 0, 100, 8, true},
+		{2, 2, 4096, tensor.BFloat16, OneShotPush, 0, 90, 2, false}, // there is room for one only
+		{4, 1, 4096, tensor.BFloat16, OneShotPush, 0, 90, 1, false}, // and here half of it, since more ranks share it
+		{2, 1, 1024, tensor.BFloat16, OneShotPush, 0, 90, 1, false}, // shorter than so many threads
+		{2, 1, 4096, tensor.BFloat16, OneShotPush, 7, 90, 1, false}, {2, 1, 4096, tensor.BFloat16, OneShotPush, 0, 80, 1, false},
+		{3, 1, 4096, tensor.BFloat16, OneShotPush, 0, 90, 1, false}, {2, 1, 4096, tensor.BFloat16, TwoShotPush, 0, 90, 1, false},
+	} {
+		t.Run(fmt.Sprintf("size=%d/%dx%d/%s/bound=%d/%d", c.size, c.rows, c.columns, c.algorithm, c.bound, c.capability), func(t *testing.T) {
+			onSimulated(t, c.size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
+				dev.capability = c.capability
+				before := len(dev.launches)
+				err := normOnCUDA(ctx, dev, m, c.algorithm, c.dtype, c.rows, c.columns, c.bound)
+				for _, l := range dev.launches[before:] {
+					if l.grid != c.blocks || strings.Contains(l.name, "_cluster_") != c.clusters {
+						err = errors.Join(err, fmt.Errorf("%s in %d blocks", l.name, l.grid))
+					}
+				}
+				return err
+			})
+		})
+	}
+	for size, most := range map[int]int64{2: 8, 4: 16, 8: 16} {
+		assert.Equal(t, most, clusterRows(size))
 	}
 }
 

@@ -19,8 +19,8 @@ type movement struct {
 	pattern ptx.Pattern // of the one phase, or of both together
 	root    int         // of a broadcast
 	shares  int64       // elements that are shared out between the ranks; 0 if none are
-	// passesOn says that what is root's in the first phase goes on in the second chunk by chunk. Both are stores.
-	passesOn bool
+	// passesOn says that what is root's in the first phase goes on in the second chunk by chunk. Both are stores. inLines, beside it, says that it goes in lines, in one phase.
+	passesOn, inLines bool
 }
 
 // phase says what rank to has from rank from.
@@ -47,7 +47,7 @@ func (v *movement) spec(s *collective.Spec) {
 	switch {
 	case v.algorithm == Transfers:
 		v.byTransfers(s)
-	case v.algorithm == OneShotLL:
+	case v.algorithm == OneShotLL, v.inLines:
 		v.byLines(s)
 	case v.algorithm == OneShotMultimem:
 		v.byCast(s)

@@ -8,15 +8,21 @@ import (
 	"github.com/symmem/symmem/kernels/ptx"
 )
 
-// byLines makes the spec that of the kernel that pushes pieces in lines, in one phase.
+// byLines makes the spec that of the kernel that pushes pieces in lines, in one phase. A broadcast that ranks pass on is whole vectors.
 func (v *movement) byLines(s *collective.Spec) {
 	s.Program = nil
 	size, longest, hopper := v.in.WorldSize(), v.longest(), hopper(v.in.Memory())
 	kernel, whole := ptx.LinesWhole(v.pattern, size, hopper)
 	slot := ptx.LinesWholeSlotBytes(longest)
-	if whole = whole && v.wholePieces(); whole {
+	slots, sent := 2*int64(size), longest
+	switch whole = whole && v.wholePieces(); {
+	case whole && v.passesOn:
+		s.Parameters += ", passed on in lines"
+		kernel, _ = ptx.LinesPass(size, hopper)
+		slots, sent = 2, shareElements(longest/16, size-1)*16
+	case whole:
 		s.Parameters += ", whole"
-	} else {
+	default:
 		kernel, slot = ptx.PushLines(hopper), ptx.LinesSlotBytes(longest)
 	}
 	image, err := ptx.Image(kernel.File)
@@ -24,13 +30,13 @@ func (v *movement) byLines(s *collective.Spec) {
 		s.Failure = err
 		return
 	}
-	s.Workspace = 2 * int64(size) * slot
+	s.Workspace = slots * slot
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, EarlyEpoch: whole && v.pattern != ptx.Broadcast,
 		Fit: func(multiprocessors int) (blocks, threads int) {
 			g := geometry(OneShotLL, longest*int64(max(size-1, 1)), 0, size, multiprocessors)
 			if whole {
-				g = pushGeometry(OneShotPush, longest, size, multiprocessors)
+				g = pushGeometry(OneShotPush, sent, size, multiprocessors)
 			}
 			g = g.atMost(v.maxBlocks)
 			return g.blocks, g.threads

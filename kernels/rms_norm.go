@@ -103,6 +103,8 @@ type norm struct {
 	*maker
 	RMSNorm
 	local bool // without the all-reduce
+	// noRoom says that there was no room for a cluster of blocks for each row.
+	noRoom bool
 
 	rows, columns int64
 }
@@ -152,6 +154,10 @@ func (n *norm) once(ctx context.Context, failure error) (*Plan, error) {
 		n.spec(&s)
 	}
 	p, err := collective.New(ctx, n.in.Memory(), s)
+	if e, ok := errors.AsType[*errs.ArgumentError](err); ok && e.Arg == "MinBlocks" && !n.noRoom { // on every rank: they have counted alike
+		n.noRoom = true
+		return n.once(ctx, failure)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -371,15 +377,36 @@ func (n *norm) fit(multiprocessors int) (blocks, threads int) {
 	return g.blocks, g.threads
 }
 
-// earlyRows is how many rows a push may have for the next launch to begin before all threads have had what they wait for. Between two H200, 4 and 8 rows of 16 KiB take 4.10 and 4.18 us so, and
-// 4.17 and 4.22 otherwise; 16, 32 and 64 rows take 4.76, 6.24 and 7.82, and 4.39, 5.45 and 7.00.
-const earlyRows = 8
+// clusterRows is the most rows between so many ranks that a cluster of blocks has each: more are faster with a block each (docs/hardware.md). Between 8 it was not measured.
+func clusterRows(size int) int64 {
+	if size == 2 {
+		return 8
+	}
+	return 16
+}
+
+// clustered is the kernel by which a cluster has each row, and whether it is to be taken: where there are few rows, and blocks for all of them.
+func (n *norm) clustered(form ptx.Form) (ptx.Kernel, bool) {
+	size := n.in.WorldSize()
+	k, ok := ptx.RMSNormCluster(form, n.in.DType().String(), size, hopper(n.in.Memory()))
+	return k, ok && !n.noRoom && n.rows <= clusterRows(size) && normThreads(n.rowBytes()) >= 32*ptx.NormCluster && (n.maxBlocks == 0 || int64(n.maxBlocks) >= n.rows*ptx.NormCluster)
+}
+
+// clusters is the launch by clusters.
+func (n *norm) clusters(int) (blocks, threads int) {
+	return int(n.rows) * ptx.NormCluster, normThreads(n.rowBytes()) / ptx.NormCluster
+}
 
 // onCUDA makes the spec that of a kernel on a CUDA device.
 func (n *norm) onCUDA(s *collective.Spec) {
 	s.Program = nil
 	form, size := normForms[n.algorithm], n.in.WorldSize()
 	kernel, _ := ptx.RMSNorm(form, n.in.DType().String(), size, hopper(n.in.Memory())) // check has found the dtype
+	fit, least := n.fit, 0
+	if k, ok := n.clustered(form); ok {
+		kernel, fit, least = k, n.clusters, int(n.rows)*ptx.NormCluster
+		s.Parameters += ", in clusters"
+	}
 	image, err := ptx.Image(kernel.File)
 	if err != nil {
 		s.Failure = err
@@ -387,10 +414,9 @@ func (n *norm) onCUDA(s *collective.Spec) {
 	}
 	s.Workspace = ptx.NormDataBytes(form, size, n.rows, n.rowBytes())
 	s.CUDA = &collective.Kernel{
-		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, Fit: n.fit,
+		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, Fit: fit, MinBlocks: least,
 		Params: func(at *collective.Addresses) []any {
 			p := n.params(n.in.Ptr())
-			p.Early = earlyRows
 			p.Span, p.Shard = uint64(ptx.NormSpan(form, size, n.rows, n.rowBytes())), uint32(ptx.NormShard(size, n.rowBytes()))
 			if form == ptx.TwoShotPull {
 				p.Inputs = uint64(at.Table())

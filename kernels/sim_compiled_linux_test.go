@@ -146,7 +146,7 @@ func (l *compiledLaunch) known(p uint64, within [2]uint64) (base uint64, b []byt
 		return n
 	}
 	before := grow(p-within[0], func(n uint64) bool {
-		_, err := l.dev.mem.Bytes(device.Ptr(p-n), int64(n))
+		_, err := l.dev.mem.Bytes(device.Ptr(p-n), int64(n+1)) // with p, or it may be the end of another piece
 		return err == nil
 	})
 	base = p - before

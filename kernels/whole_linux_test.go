@@ -757,13 +757,16 @@ func TestPushedWhereThereIsRoom(t *testing.T) {
 	}
 }
 
-// TestBroadcastPassesOn: a broadcast by stores goes through the ranks that are not root chunk by chunk, whoever is root or late, several chunks to a block, run after run, and its counts may wrap
-// around.
+// TestBroadcastPassesOn: a broadcast by stores goes through the ranks that are not root chunk by chunk, or line by line where it is whole vectors and not long, whoever is root or late, several
+// chunks to a block, run after run, and its counts may wrap around.
 func TestBroadcastPassesOn(t *testing.T) {
-	const bytes = 9*ptx.ChunkBytes + 77
+	most := passLinesBytes
+	t.Cleanup(func() { passLinesBytes = most })
+	passLinesBytes = 9*ptx.ChunkBytes - 16
 	for _, size := range []int{2, 3, 5} {
-		for _, blocks := range []int{1, 2} {
-			t.Run(fmt.Sprintf("size=%d/blocks=%d", size, blocks), func(t *testing.T) {
+		for i, bytes := range []int64{9*ptx.ChunkBytes + 77, 9 * ptx.ChunkBytes, 9*ptx.ChunkBytes - 16, 999*16 + 8, 16} {
+			blocks, inLines := 1+i%2, size > 2 && (i == 2 || i == 4)
+			t.Run(fmt.Sprintf("size=%d/blocks=%d/bytes=%d", size, blocks, bytes), func(t *testing.T) {
 				onGPUs(t, size, 20*time.Second, func(ctx context.Context, m *memory.Memory) error {
 					x, err := tensor.Zeros(ctx, m, tensor.Int8, bytes)
 					if err != nil {
@@ -773,6 +776,17 @@ func TestBroadcastPassesOn(t *testing.T) {
 						return err
 					}
 					root := size - 1
+					b := &broadcast{newMaker("NewBroadcast", x, x, nil), root}
+					b.algorithm = TwoShotPush
+					var spec collective.Spec
+					kernel, workspace := ptx.Pull(true), int64(0)
+					if inLines {
+						kernel, _ = ptx.LinesPass(size, true)
+						workspace = 2 * ptx.LinesWholeSlotBytes(bytes)
+					}
+					if b.spec(&spec); spec.Failure != nil || spec.CUDA.Function != kernel.Name || spec.Workspace != workspace {
+						return fmt.Errorf("by %s with %d bytes of workspace: %w", spec.CUDA.Function, spec.Workspace, spec.Failure)
+					}
 					p, err := NewBroadcast(ctx, x, root, &Options{Algorithm: TwoShotPush, MaxBlocks: blocks, FirstEpoch: 1<<32 - 2})
 					if err != nil {
 						return err

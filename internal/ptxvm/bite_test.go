@@ -25,6 +25,7 @@ var weaker = []struct {
 	{regexp.MustCompile(`^ld\.acquire\.`), "ld.relaxed."},
 	{regexp.MustCompile(`^st\.release\.`), "st.relaxed."},
 	{regexp.MustCompile(`^red\.release\.`), "red.relaxed."},
+	{regexp.MustCompile(`^barrier\.cluster\.arrive\.release\.`), "barrier.cluster.arrive.relaxed."},
 	{regexp.MustCompile(`^griddepcontrol\.wait;`), ""},
 }
 
@@ -146,7 +147,8 @@ func attemptsOf(j job, k ptx.Kernel) (out []attempt) {
 	// Many vectors for few threads, so that those of a block work for each other; a message that is not aligned; in place.
 	j.count = 1600 / width
 	_, pushes := ptx.PushWhole(j.form, j.dtype, j.op, j.ranks, j.hopper)
-	whole := strings.Contains(k.Name, "_whole_")
+	j.long = strings.Contains(k.Name, "_long_")
+	whole := j.long || strings.Contains(k.Name, "_whole_")
 	if pushes && !whole {
 		j.offset = 1
 	}
@@ -251,6 +253,9 @@ func TestBite(t *testing.T) {
 					subjects = append(subjects, subject{k, form.String(), attemptsOf(j, k)})
 					if k, ok := ptx.PushWhole(form, dtype, ptx.Sum, ranks, hopper); ok {
 						subjects = append(subjects, subject{k, form.String() + "_whole", attemptsOf(j, k)})
+					}
+					if k, ok := ptx.PushLong(form, dtype, ptx.Sum, ranks, hopper); ok {
+						subjects = append(subjects, subject{k, form.String() + "_long", attemptsOf(j, k)})
 					}
 				}
 			}

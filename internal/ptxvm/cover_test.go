@@ -133,6 +133,19 @@ func (v variant) cover(tb testing.TB, c *Coverage) {
 			run(large)
 		}
 	}
+	if _, ok := ptx.PushLong(v.form, v.dtype, v.op, v.ranks, v.hopper); ok {
+		long := j
+		long.long, long.threads, long.blocks = true, 32, 1
+		for _, vectors := range []int{28, 60} { // one for a thread, and two
+			long.count, long.missing = vectors*16/width, 0
+			run(long)
+			if !v.again {
+				slow(long)
+				long.missing = 1
+				run(long)
+			}
+		}
+	}
 	j.offset, j.shift = 1, 1
 	run(j)
 	j.shift = 0
@@ -358,9 +371,6 @@ func TestCoverage(t *testing.T) {
 	for _, file := range files {
 		m := moduleOf(t, file)
 		for _, f := range m.funcs {
-			if strings.Contains(f.Name, "_oneshot_push_long_") {
-				continue // it is the code of oneshot_push_whole (TestLongIsWhole of package images)
-			}
 			missing, of := c.Missing(m, f)
 			all, ran = all+of, ran+of-len(missing)
 			blocks := map[string]map[string]bool{}

@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -98,8 +99,9 @@ type normJob struct {
 	hopper        bool
 	ranks         int
 	rows, columns int
-	blocks        int
+	blocks        int // or clusters
 	threads       int // of the row's length
+	clusters      bool
 	inPlace       bool
 	out, fp8      bool
 	bias          float32
@@ -110,8 +112,28 @@ type normJob struct {
 }
 
 func (j normJob) String() string {
-	return fmt.Sprintf("%s/%s/ranks=%d/%dx%d/blocks=%d/in_place=%t/fp8=%t/missing=%d/hopper=%t", j.form, j.dtype, j.ranks, j.rows, j.columns, j.blocks, j.inPlace, j.fp8, j.missing, j.hopper)
+	return fmt.Sprintf("%s/%s/ranks=%d/%dx%d/blocks=%d/clusters=%t/in_place=%t/fp8=%t/missing=%d/hopper=%t", j.form, j.dtype, j.ranks, j.rows, j.columns, j.blocks, j.clusters, j.inPlace, j.fp8, j.missing, j.hopper)
 }
+
+func (j normJob) kernel(tb testing.TB) ptx.Kernel {
+	k, ok := ptx.RMSNorm(j.form, j.dtype, j.ranks, j.hopper)
+	if j.clusters {
+		k, ok = ptx.RMSNormCluster(j.form, j.dtype, j.ranks, j.hopper)
+	}
+	require.True(tb, ok, "%s", j)
+	return k
+}
+
+// each is how many blocks have a row together.
+func (j normJob) each() int {
+	if j.clusters {
+		return ptx.NormCluster
+	}
+	return 1
+}
+
+// grid is the blocks of a launch.
+func (j normJob) grid() int { return j.blocks * j.each() }
 
 // scaleOfNorms is the scale of all of them.
 const scaleOfNorms = float32(0.037)
@@ -134,7 +156,7 @@ type normWorld struct {
 func (j normJob) newWorld(tb testing.TB, memory *Memory, base, seed uint64) *normWorld {
 	width := widths[j.dtype]
 	rowBytes := int64(j.columns * width)
-	w := newRoomsIn(tb, memory, base, j.ranks, j.blocks, ptx.NormDataBytes(j.form, j.ranks, int64(j.rows), rowBytes), 1<<32-2)
+	w := newRoomsIn(tb, memory, base, j.ranks, j.grid(), ptx.NormDataBytes(j.form, j.ranks, int64(j.rows), rowBytes), 1<<32-2)
 	rnd := rand.New(rand.NewPCG(seed, 11))
 	all := int(rowBytes) * j.rows
 	fill := func(b []byte) {
@@ -152,7 +174,7 @@ func (j normJob) newWorld(tb testing.TB, memory *Memory, base, seed uint64) *nor
 			var n normRun
 			n.p = ptx.Norm{
 				Rows: uint32(j.rows), Columns: uint32(j.columns), Shard: uint32(ptx.NormShard(j.ranks, rowBytes)), Span: uint64(ptx.NormSpan(j.form, j.ranks, int64(j.rows), rowBytes)),
-				Epsilon: 1e-5, Bias: j.bias, Early: 8, Scale: ptx.NormScale(scaleOfNorms),
+				Epsilon: 1e-5, Bias: j.bias, Scale: ptx.NormScale(scaleOfNorms),
 			}
 			if (r+l)%2 == 1 { // read by the launch
 				at, b := room.take(4, 0)
@@ -196,8 +218,7 @@ func (j normJob) newWorld(tb testing.TB, memory *Memory, base, seed uint64) *nor
 
 // launch launches all runs of a rank.
 func (w *normWorld) launch(tb testing.TB, s *Stream, rank int) {
-	kernel, ok := ptx.RMSNorm(w.job.form, w.job.dtype, w.job.ranks, w.job.hopper)
-	require.True(tb, ok)
+	kernel := w.job.kernel(tb)
 	module := moduleOf(tb, kernel.File)
 	if w.job.replace != nil {
 		module = w.job.replace(module)
@@ -208,7 +229,7 @@ func (w *normWorld) launch(tb testing.TB, s *Stream, rank int) {
 	}
 	for _, l := range w.runs {
 		require.NoError(tb, s.Launch(Launch{
-			Function: module.Function(kernel.Name), Grid: [3]uint32{uint32(w.job.blocks)}, Block: [3]uint32{uint32(w.job.threads)},
+			Function: module.Function(kernel.Name), Grid: [3]uint32{uint32(w.job.grid())}, Block: [3]uint32{uint32(w.job.threads / w.job.each())},
 			Params: [][]byte{comm.Bytes(), structBytes(tb, l[rank].p)}, Overlap: kernel.Overlap,
 		}))
 	}
@@ -230,20 +251,21 @@ func (j normJob) run(tb testing.TB, c Config) error {
 	return w.wrong()
 }
 
-// runThrice runs a plan for each of three ranks on streams of their own, each of several launches, on devices that hold no more than the blocks of all plans. On rank r plan r comes late, is slow,
+// runForEach runs a plan for each rank on streams of their own, each of several launches, on devices that hold no more than the blocks of all plans. On rank r plan r comes late, is slow,
 // and its last block begins where nobody else wants the room: all end, whatever begins early.
-func (j normJob) runThrice(tb testing.TB, seed uint64) error {
+func (j normJob) runForEach(tb testing.TB, seed uint64) error {
 	const late = 500
-	require.Equal(tb, 3, j.ranks)
-	slow := func(t Thread) bool { return t.Stream >= 3 && (t.Stream-3)/3 == t.Device && t.Launch == 0 } // the first three are those of other kernels
+	slow := func(t Thread) bool {
+		return t.Stream >= j.ranks && (t.Stream-j.ranks)/j.ranks == t.Device && t.Launch == 0
+	} // the first are those of other kernels
 	memory := NewMemory()
 	m := New(memory, Config{Seed: seed, Turn: int(8 + seed%2*100), Schedule: Slow(3, slow), Hangs: true, MaxSteps: 1 << 27})
 	for r := range j.ranks {
-		m.Limit(r, Limits{Multiprocessors: 1, Blocks: 3 * j.blocks, Last: func(t Thread) bool { return slow(t) && int(t.Block[0]) == j.blocks-1 }})
-		idle(tb, m.NewStream(r), j.blocks+1, 20_000)
+		m.Limit(r, Limits{Multiprocessors: 1, Blocks: j.ranks * j.grid(), Last: func(t Thread) bool { return slow(t) && int(t.Block[0]) == j.grid()-1 }})
+		idle(tb, m.NewStream(r), (j.ranks-2)*j.grid()+j.each(), 20_000)
 	}
 	var plans []*normWorld
-	for i := range 3 {
+	for i := range j.ranks {
 		w := j.newWorld(tb, memory, uint64(i)<<44, seed+uint64(i))
 		plans = append(plans, w)
 		for r := range j.ranks {
@@ -412,6 +434,21 @@ func normJobs(full bool) (all []normJob) {
 			}
 		}
 	}
+	for i, ranks := range []int{2, 4, 8} { // in clusters: of several rows, and of blocks with one warp and two
+		for k, dtype := range []string{"bf16", "f16", "f32"} {
+			j := normJob{form: ptx.OneShotPush, dtype: dtype, ranks: ranks, rows: 3, columns: 300 * 16 / widths[dtype], blocks: 2, threads: 256, clusters: true, out: true, launches: 3, hopper: true, bias: float32(i % 2)}
+			if ranks > 2 {
+				j.columns, j.launches = 70*16/widths[dtype], 2
+			}
+			if k == i {
+				j.threads, j.rows, j.columns = 512, 2, j.columns*4
+			}
+			j.inPlace, j.fp8 = k%2 == 0, (i+k)%2 == 0
+			if ranks == 2 || k == i || full {
+				all = append(all, j)
+			}
+		}
+	}
 	return all
 }
 
@@ -442,6 +479,9 @@ func TestRMSNormBites(t *testing.T) {
 	known := map[string]string{
 		"oneshot_push: bar.red.and.pred (0)": deadLater,
 		"oneshot_push: bar.sync (0)":         notSoon,
+		"clusters: bar.sync (0)":             notSoon,
+		"clusters: bar.red.and.pred (0)":     deadLater,
+		"clusters: bar.red.and.pred (1)":     closesAlone,
 		"twoshot_push: bar.sync (0)":         notSoon,
 		"twoshot_push: bar.red.and.pred (0)": deadLater,
 		"twoshot_pull: bar.red.and.pred (0)": deadLater,
@@ -472,7 +512,51 @@ func TestRMSNormBites(t *testing.T) {
 		}
 		subjects = append(subjects, subject{k, form.String(), attempts})
 	}
+	j := normJob{form: ptx.OneShotPush, dtype: "f32", ranks: 2, rows: 3, columns: 600, blocks: 1, threads: 256, clusters: true, out: true, launches: 3, hopper: true}
+	few := j
+	few.missing, few.launches = 1, 1
+	var attempts []attempt
+	for _, a := range []normJob{j, few} {
+		attempts = append(attempts, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+			a.replace = replace
+			return a.run(tb, Config{Seed: seed, Weak: true, MaxSteps: 1 << 22})
+		})
+	}
+	subjects = append(subjects, subject{j.kernel(t), "clusters", attempts})
 	bite(t, subjects, 12, known)
+}
+
+// TestNormClusterBegins: no block stores into the shared memory of one of its cluster that has not begun. Without the barrier in front of the first store it does.
+func TestNormClusterBegins(t *testing.T) {
+	j := normJob{form: ptx.OneShotPush, dtype: "bf16", ranks: 2, rows: 1, columns: 8, blocks: 1, threads: 256, clusters: true, out: true, launches: 2, hopper: true}
+	late := func(th Thread) bool { return th.Block[0] == 3 }
+	run := func(seed uint64) error {
+		return j.run(t, Config{Seed: seed, Weak: true, MaxSteps: 1 << 24, Schedule: Slow(300, late)})
+	}
+	eachSeed(t, seedsOr(4, 16), run)
+	j.replace = changed(t, j.kernel(t), func(lines []string) {
+		for _, what := range []string{"barrier.cluster.arrive.relaxed.aligned;", "barrier.cluster.wait.aligned;"} {
+			at := slices.Index(lines, what)
+			require.GreaterOrEqual(t, at, 0, what)
+			lines[at] = ""
+		}
+	})
+	var err error
+	for seed := uint64(0); seed < 16 && err == nil; seed++ {
+		err = run(seed)
+	}
+	require.ErrorIs(t, err, ErrAddress)
+}
+
+// TestNormClusterGivesUp: where one block of a cluster finds the plan dead, and another one has not looked yet, both come to their barriers and end.
+func TestNormClusterGivesUp(t *testing.T) {
+	j := normJob{form: ptx.OneShotPush, dtype: "bf16", ranks: 2, rows: 3, columns: 8, blocks: 1, threads: 256, clusters: true, out: true, launches: 2, hopper: true, missing: 1}
+	for block := range uint32(2) { // a block that sends, and one that has nothing to send
+		late := func(th Thread) bool { return th.Block[0] == block }
+		eachSeed(t, seedsOr(4, 16), func(seed uint64) error {
+			return j.run(t, Config{Seed: seed, Weak: true, MaxSteps: 1 << 26, Schedule: Slow(5000, late), Turn: 20})
+		})
+	}
 }
 
 // TestE4M3Kernel: every bf16 there is as fp8. Rows of ones are as long as there are numbers in them, so that the weights come out.

@@ -60,7 +60,20 @@ const (
 	toRootInChunks = "reduce_in_chunks"
 )
 
-var wholeCollectives = []string{"all_gather", "all_to_all", "broadcast", "reduce_scatter", "reduce", inChunks, toRootInChunks}
+// passedOn is a broadcast whose lines ranks pass on.
+const passedOn = "broadcast_passed_on"
+
+var wholeCollectives = []string{"all_gather", "all_to_all", "broadcast", passedOn, "reduce_scatter", "reduce", inChunks, toRootInChunks}
+
+// collectivesOf is the collectives that there are between so many ranks.
+func collectivesOf(ranks int) []string {
+	if ranks > 2 {
+		return wholeCollectives
+	}
+	return slices.DeleteFunc(slices.Clone(wholeCollectives), func(what string) bool { return what == passedOn })
+}
+
+func broadcasts(what string) bool { return what == "broadcast" || what == passedOn }
 
 // chunks says that the kernel is the one for long shares.
 func (j wholeJob) chunks() bool { return j.what == inChunks || j.what == toRootInChunks }
@@ -82,13 +95,16 @@ func (j wholeJob) chunk() int {
 	return n
 }
 
-// long is the job with more vectors, 64 for a chunk, and so many blocks where it is in chunks.
+// long is the job with more vectors, 64 for a chunk, and so many blocks where it is in chunks, and with so many for a shard where it has shards.
 func (j wholeJob) long(blocks int) wholeJob {
 	if j.chunks() {
 		j.vectors, j.blocks = max(j.vectors*j.chunk()/64, 1), blocks
 	}
-	if j.what == toRootInChunks {
+	switch j.what {
+	case toRootInChunks:
 		j.vectors *= j.ranks - 1
+	case passedOn:
+		j.vectors = j.vectors*(j.ranks-1) - 1 // the last shard is shorter
 	}
 	return j
 }
@@ -96,14 +112,17 @@ func (j wholeJob) long(blocks int) wholeJob {
 func (j wholeJob) reduces() bool { return strings.HasPrefix(j.what, "reduce") }
 
 // oneWay says that nobody sends to whom gets something.
-func (j wholeJob) oneWay() bool { return j.what == "broadcast" || j.what == "reduce" }
+func (j wholeJob) oneWay() bool { return broadcasts(j.what) || j.what == "reduce" }
 
 func (j wholeJob) kernel(tb testing.TB) ptx.Kernel {
 	k, ok := ptx.ScatterWhole(j.dtype, j.op, j.ranks, j.what == "reduce", j.hopper)
 	if j.chunks() {
 		k, ok = ptx.ScatterFlow(j.dtype, j.op, j.ranks)
 	}
-	if !j.reduces() {
+	switch {
+	case j.what == passedOn:
+		k, ok = ptx.LinesPass(j.ranks, j.hopper)
+	case !j.reduces():
 		pattern := map[string]ptx.Pattern{"all_gather": ptx.Gather, "all_to_all": ptx.Exchange, "broadcast": ptx.Broadcast}[j.what]
 		k, ok = ptx.LinesWhole(pattern, j.ranks, j.hopper)
 	}
@@ -166,7 +185,7 @@ func (j wholeJob) want(rank int, ins [][]byte) []byte {
 		}
 	}
 	switch {
-	case j.what == "broadcast":
+	case broadcasts(j.what):
 		return ins[j.root]
 	case !j.reduces():
 		return out
@@ -313,6 +332,12 @@ func (j wholeJob) enqueue(w *crew, seed uint64) (check func() error) {
 	}
 }
 
+// passes says that a rank has lines of a broadcast to pass on: the last ranks behind root may have none.
+func (j wholeJob) passes(rank int) bool {
+	length := (j.vectors + j.ranks - 2) / (j.ranks - 1)
+	return rank != j.root && (rank-j.root-1+j.ranks)%j.ranks*length < j.vectors
+}
+
 func (j wholeJob) differs(launch, rank int, got, want []byte) error {
 	for i := range want {
 		if got[i] != want[i] {
@@ -336,10 +361,18 @@ func (j wholeJob) gaveUp(w *crew) error {
 			continue
 		}
 		peer := j.missing - 1
-		if j.oneWay() && r != j.root {
+		f := ptx.DecodeFault(binary.LittleEndian.Uint64(w.words[r][16:]))
+		switch {
+		case r == j.root || !j.oneWay():
+		case j.what != passedOn:
+			peer = j.root
+		// Who has had its own lines waits for those that the missing one was to pass on, if there are any, and else for root in the next launch. Who has no lines of its own names one of those
+		// that pass lines on.
+		case !j.passes(r):
+			peer = int(f.Peer)
+		case !j.passes(peer) || j.stop && int(f.Peer) == j.root:
 			peer = j.root
 		}
-		f := ptx.DecodeFault(binary.LittleEndian.Uint64(w.words[r][16:]))
 		// Root waits for all that combine for it, and who has no share finds only in the next launch that others have given up.
 		indirect := j.what == toRootInChunks && (r == j.root || (r-j.root-1+j.ranks)%j.ranks*j.share() >= j.vectors)
 		if j.chunks() && (j.stop || indirect) && int(f.Peer) != r && int(f.Peer) < j.ranks {
@@ -368,7 +401,10 @@ func (w *crew) push(rank int, slot int64) ptx.PushParams {
 // run carries out all launches at once, each with tensors of its own unless a user has the same.
 func (j wholeJob) run(tb testing.TB, c Config, replace func(*Module) *Module) error {
 	workspace := 2 * int64(j.ranks) * j.slot()
-	if j.chunks() {
+	switch {
+	case j.what == passedOn:
+		workspace = 2 * j.slot()
+	case j.chunks():
 		workspace = ptx.ScatterFlowBytes(int64(j.share()*16), j.ranks)
 	}
 	if !j.twice {
@@ -409,7 +445,7 @@ func (j wholeJob) run(tb testing.TB, c Config, replace func(*Module) *Module) er
 // wholes are jobs of every collective: one vector and a few, more vectors than threads, in place and not, as a user would have them.
 func wholes(ranks int, dtypes ...string) (all []wholeJob) {
 	i := 0
-	for _, what := range wholeCollectives {
+	for _, what := range collectivesOf(ranks) {
 		for _, dtype := range dtypes {
 			if dtype != dtypes[0] && !strings.HasPrefix(what, "reduce") {
 				continue
@@ -418,7 +454,7 @@ func wholes(ranks int, dtypes ...string) (all []wholeJob) {
 				for _, vectors := range []int{1, 37, 150} {
 					i++
 					all = append(all, wholeJob{
-						what: what, dtype: dtype, op: []int{ptx.Sum, ptx.Avg}[i%2], ranks: ranks, vectors: vectors, root: i % ranks, inPlace: what == "broadcast" || what != "all_to_all" && i/2%2 == 0,
+						what: what, dtype: dtype, op: []int{ptx.Sum, ptx.Avg}[i%2], ranks: ranks, vectors: vectors, root: i % ranks, inPlace: broadcasts(what) || what != "all_to_all" && i/2%2 == 0,
 						hopper: hopper, epochs: 4, blocks: 2, threads: 32, slow: i % (ranks + 1), user: i%3 == 0,
 					}.long(1+i%5))
 				}
@@ -458,7 +494,7 @@ func TestWholeSchedules(t *testing.T) {
 		for _, what := range wholeCollectives {
 			for _, where := range []string{"apart", "twice", "shared"} {
 				t.Run(fmt.Sprintf("%s/%s/%s", s.name, what, where), func(t *testing.T) {
-					j := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 70, root: 1, hopper: true, epochs: 4, blocks: 2, threads: 32, inPlace: what == "broadcast", twice: where == "twice", shared: where == "shared"}.long(2)
+					j := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 70, root: 1, hopper: true, epochs: 4, blocks: 2, threads: 32, inPlace: broadcasts(what), twice: where == "twice", shared: where == "shared"}.long(2)
 					eachSeed(t, seedsOr(2, 4), func(seed uint64) error {
 						return j.run(t, Config{Seed: seed, Weak: seed%2 == 0, Turn: int(8 + seed%2*100), Schedule: s.of(seed), Hangs: true, MaxSteps: 1 << 27}, nil)
 					})
@@ -470,10 +506,10 @@ func TestWholeSchedules(t *testing.T) {
 
 // TestWholeGivesUp: if a rank does not come, or the host ends it, all others give up, and say whom they have waited for.
 func TestWholeGivesUp(t *testing.T) {
-	for _, what := range wholeCollectives {
-		for _, ranks := range []int{2, 3} {
+	for _, ranks := range []int{2, 3} {
+		for _, what := range collectivesOf(ranks) {
 			for missing := 1; missing <= ranks; missing++ {
-				j := wholeJob{what: what, dtype: "bf16", op: ptx.Sum, ranks: ranks, vectors: 20, inPlace: what == "broadcast", hopper: ranks == 3, epochs: 3, blocks: 2, threads: 32, missing: missing}.long(4)
+				j := wholeJob{what: what, dtype: "bf16", op: ptx.Sum, ranks: ranks, vectors: 20, inPlace: broadcasts(what), hopper: ranks == 3, epochs: 3, blocks: 2, threads: 32, missing: missing}.long(4)
 				for _, j.stop = range []bool{false, true} {
 					t.Run(j.String(), func(t *testing.T) {
 						require.NoError(t, j.run(t, Config{Seed: 1, Weak: true, MaxSteps: 1 << 27}, nil))
@@ -488,7 +524,7 @@ func TestWholeGivesUp(t *testing.T) {
 // go one way only, it would not be if the senders did not wait for the receivers.
 func TestWholeWaitsForTheSlow(t *testing.T) {
 	for _, what := range wholeCollectives {
-		j := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 3, inPlace: what == "broadcast", epochs: 200, blocks: 1, threads: 32, slow: 3, hopper: true}.long(2)
+		j := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 3, inPlace: broadcasts(what), epochs: 200, blocks: 1, threads: 32, slow: 3, hopper: true}.long(2)
 		if what == "reduce" {
 			j.slow = 1 // root
 		}
@@ -537,12 +573,12 @@ func coverWhole(tb testing.TB, config Config, dtype string, ranks int) {
 		require.NoError(tb, j.run(tb, config, nil), "%s", j)
 	}
 	slow := config
-	for _, what := range wholeCollectives {
+	for _, what := range collectivesOf(ranks) {
 		if dtype != "f32" && !strings.HasPrefix(what, "reduce") {
 			continue
 		}
 		for _, hopper := range []bool{false, true} {
-			j := wholeJob{what: what, dtype: dtype, op: ptx.Sum, ranks: ranks, vectors: 3, inPlace: what == "broadcast", hopper: hopper, epochs: 3, blocks: 1, threads: 32}
+			j := wholeJob{what: what, dtype: dtype, op: ptx.Sum, ranks: ranks, vectors: 3, inPlace: broadcasts(what), hopper: hopper, epochs: 3, blocks: 1, threads: 32}
 			if j.chunks() && hopper {
 				continue // which has the same kernel
 			}
@@ -589,6 +625,7 @@ func coverWhole(tb testing.TB, config Config, dtype string, ranks int) {
 // bittenWhole is what nothing notices of these kernels, as bittenMoves says it of others.
 var bittenWhole = map[string]string{
 	"broadcast: ld.acquire.sys.global.u32 (0)":         loadedSooner,
+	passedOn + ": ld.acquire.sys.global.u32 (0)":       loadedSooner,
 	inChunks + ": ld.acquire.sys.global.u32 (1)":       ofReduces,
 	inChunks + ": ld.acquire.sys.global.u32 (2)":       ofReduces,
 	inChunks + ": bar.red.and.pred (2)":                ofReduces,
@@ -603,7 +640,7 @@ const ofReduces = "it is of a reduce"
 func TestBiteWhole(t *testing.T) {
 	var subjects []subject
 	for _, what := range wholeCollectives {
-		base := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 90, inPlace: what == "broadcast", hopper: true, epochs: 6, blocks: 1, threads: 32, slow: 3}.long(2)
+		base := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 90, inPlace: broadcasts(what), hopper: true, epochs: 6, blocks: 1, threads: 32, slow: 3}.long(2)
 		var attempts []attempt
 		add := func(j wholeJob) {
 			attempts = append(attempts, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {

@@ -68,6 +68,7 @@ type job struct {
 	stop    bool   // with missing: the host ends it, and not the time
 	exact   bool   // only whole numbers, whose sum does not depend on the order
 	twice   bool   // two plans at once, on devices that hold no more than both
+	long    bool   // by the kernel for long messages of whole vectors
 
 	replace func(*Module) *Module
 }
@@ -85,6 +86,9 @@ func (j job) String() string {
 	}
 	if j.missing > 0 {
 		s += fmt.Sprintf("/missing=%d", j.missing)
+	}
+	if j.long {
+		s += "/long"
 	}
 	if j.hopper {
 		s += "/hopper"
@@ -394,6 +398,9 @@ func (j job) wholeVectors() bool {
 func (j job) whole() (ptx.Kernel, bool) {
 	if !j.wholeVectors() {
 		return ptx.Kernel{}, false
+	}
+	if j.long {
+		return ptx.PushLong(j.form, j.dtype, j.op, j.ranks, j.hopper)
 	}
 	return ptx.PushWhole(j.form, j.dtype, j.op, j.ranks, j.hopper)
 }

@@ -42,8 +42,11 @@ SYMMEM_KERNEL(twoshot_push, twoshotPush, SYMMEM_BOUNDS)
 SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, oneshot_push_whole, oneshotPushWhole, SYMMEM_BOUNDS_ONESHOT)
 SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, twoshot_push_whole, twoshotPushWhole, SYMMEM_BOUNDS_TWOSHOT)
 #if SYMMEM_WORLD == 2
-// The same for messages of which each thread would have more than one vector: 32 registers, with which shorter ones are slower.
-SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, oneshot_push_long, oneshotPushWhole, 256, 8)
+// For messages of which each thread may have more than one vector: 32 registers, with which shorter ones are slower.
+extern "C" __global__ void __launch_bounds__(256, 8)
+    SYMMEM_NAME(oneshot_push_long, SYMMEM_DTYPE, SYMMEM_TAIL)(const __grid_constant__ PushParams<2> p) {
+  oneshotPushLong<SYMMEM_TYPE, SYMMEM_OP>(p);
+}
 #endif
 extern "C" __global__ void __launch_bounds__(SYMMEM_BOUNDS_ONESHOT)
     SYMMEM_NAME(many_push_whole, SYMMEM_DTYPE, SYMMEM_TAIL)(const __grid_constant__ PushParams<SYMMEM_WORLD> p, const __grid_constant__ WholeMany m) {

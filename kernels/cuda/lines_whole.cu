@@ -14,3 +14,6 @@
 SYMMEM_KERNEL(gather, exchangeWhole<true>)
 SYMMEM_KERNEL(exchange, exchangeWhole<false>)
 SYMMEM_KERNEL(broadcast, broadcastWhole)
+#if SYMMEM_WORLD > 2
+SYMMEM_KERNEL(pass, passWhole)
+#endif

@@ -137,6 +137,48 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPushWhole(const Pu
   takeSums<T>(f, op, begin, step, slot, p.data[0] + buffer);
 }
 
+// oneshotPushLong is oneshotPushWhole between two ranks, for longer messages: it takes the rank's own vectors from the input again. What goes through its own slot is stored, loaded and emptied in this
+// rank's memory beside what comes from the peer.
+template <class T, class Op> SYMMEM_DEVICE void oneshotPushLong(const PushParams<2> &p) {
+  Push<2> f(p, kKindOneshotPush);
+  const u32 begin = (blockIdx.x + gridDim.x * (threadIdx.x / 32)) * 32 + threadIdx.x % 32, step = gridDim.x * blockDim.x;
+  const Op op{p.op};
+  const u64 slot = p.slot * 16ull, record = f.record(), from = p.in + begin * 16ull;
+  awaitPrevious(p.vectors, p.op, record, from, slot);
+  const u32 epoch = loadRelaxed(record) + 1;
+  const u32 dead = loadRelaxed(p.dead);
+  Words<4> own = {};
+  if (begin < p.vectors) own = loadWeak(from, Words<4>()); // all three are under way at once
+  if (dead != 0) return;
+  const u64 buffer = epoch & 1 ? 2 * slot : 0, to = p.data[1] + buffer + p.rank * slot, mine = p.data[0] + buffer + (1 - p.rank) * slot;
+#pragma unroll 1
+  for (u32 v = begin; v < p.vectors; v += step) {
+    if (v != begin) own = loadWeak(p.in + v * 16ull, Words<4>());
+    storeStrong(to + v * 16ull, seal(own));
+  }
+  f.close(epoch);
+  auto take = [&](u32 v, const Words<4> &own) {
+    const u64 at = mine + v * 16ull;
+    Words<4> x;
+    do
+      x = loadStrong(at, Words<4>());
+    while (!come(x) && f.again(1 - p.rank));
+    if (!f.ok) return;
+    if (v + step >= p.vectors) startNext();
+    Accumulator<T, Op, 4> a; // of two, the order changes nothing
+    a.first(own);
+    a.add(op, unseal(x));
+    storeWeak(p.out + v * 16ull, a.template result<2>(op, 2));
+    storeWeak(at, Words<4>{});
+  };
+  if (p.vectors <= step) {
+    if (begin < p.vectors) take(begin, own);
+    return;
+  }
+#pragma unroll 1
+  for (u32 v = begin; v < p.vectors && f.ok; v += step) take(v, loadWeak(p.in + v * 16ull, Words<4>()));
+}
+
 // manyPushWhole is oneshotPushWhole over a list of tensors that are all whole vectors; of PushParams, in, out and vectors are not used. So many threads as
 // do a stretch together take every so many-th, dealt to the blocks in turn, and their first before the work in front of the launch is awaited: the list is as
 // old as the plan.

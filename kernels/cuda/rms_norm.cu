@@ -18,6 +18,11 @@ SYMMEM_KERNEL(twoshot_push, wn, normTwoshotPush<SYMMEM_TYPE, 0>)
 SYMMEM_KERNEL(twoshot_pull, wn, normTwoshotPull<SYMMEM_TYPE>)
 #if SYMMEM_SPECIAL // kernels for one world size, on the devices that most have
 SYMMEM_KERNEL(oneshot_push, w2, normOneshotPush<SYMMEM_TYPE, 2>)
+// For few rows, of which a cluster of eight blocks has each.
+#define SYMMEM_CLUSTER __cluster_dims__(8, 1, 1) __launch_bounds__(64)
+SYMMEM_KERNEL_OF(oneshot_push_cluster, w2, SYMMEM_CLUSTER, normOneshotPush<SYMMEM_TYPE, 2, 8>)
+SYMMEM_KERNEL_OF(oneshot_push_cluster, w4, SYMMEM_CLUSTER, normOneshotPush<SYMMEM_TYPE, 4, 8>)
+SYMMEM_KERNEL_OF(oneshot_push_cluster, w8, SYMMEM_CLUSTER, normOneshotPush<SYMMEM_TYPE, 8, 8>)
 #ifdef SYMMEM_TWO_BLOCKS // of 512 threads fit a multiprocessor
 SYMMEM_KERNEL_OF(oneshot_push, w4, __launch_bounds__(512, 2), normOneshotPush<SYMMEM_TYPE, 4>)
 #else

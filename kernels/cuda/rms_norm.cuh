@@ -5,7 +5,7 @@
 //   y = x * (1 / sqrt(mean of x^2 over the row + epsilon)) * (bias + weight), rounded to the dtype; goes to out
 //   q = y * inverse, or 1 / what is at scale in its place, rounded to e4m3; goes to quantized
 //
-// A row belongs to one block, whose threads are as many as the row's length alone says: so the squares are added in the same order however
+// A row belongs to one block, or a cluster of blocks, whose threads are as many as the row's length alone says: so the squares are added in the same order however
 // many rows there are, and in every form. Root and quotients are rounded as IEEE 754 has it, so that the host gives the same bits.
 #pragma once
 #include "frame.cuh"
@@ -27,7 +27,7 @@ struct Norm {
   u32 shard;        // two-shot: vectors of each row that one rank sums
   float epsilon;
   float bias;       // added to weight: 0, or 1 for weights that are stored so
-  u32 early;        // push: of so many rows, the next launch begins as soon as a thread of each block knows that it may
+  u32 reserved;
   u64 scale;        // of quantized: where a float is that the launch reads, or kInverse and the bits of 1 / scale
 };
 SYMMEM_AT(Norm, in, 0);
@@ -43,7 +43,7 @@ SYMMEM_AT(Norm, columns, 68);
 SYMMEM_AT(Norm, shard, 72);
 SYMMEM_AT(Norm, epsilon, 76);
 SYMMEM_AT(Norm, bias, 80);
-SYMMEM_AT(Norm, early, 84);
+SYMMEM_AT(Norm, reserved, 84);
 SYMMEM_AT(Norm, scale, 88);
 static_assert(sizeof(Norm) == 96, "Norm");
 enum : u64 { kInverse = 1ull << 63 };
@@ -84,6 +84,42 @@ static SYMMEM_DEVICE float blockTotal(float v, u32 turn) {
   for (u32 w = 1; w < kWarps; w++) v = __fadd_rn(v, warps[w]);
   return v;
 }
+
+#if __CUDA_ARCH__ >= 900
+// A row may belong to a cluster of C blocks in place of one, whose threads are as many together: so more multiprocessors send and take what is of few rows.
+SYMMEM_DEVICE u32 clusterRank() {
+  u32 r;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+// storeCluster stores v where the r-th block of the cluster has `to` in its shared memory.
+SYMMEM_DEVICE void storeCluster(float *to, u32 r, float v) {
+  u32 at;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(to)), "r"(r));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
+}
+// Two barriers of the cluster's threads that have not ended. Before the first store into its shared memory a block must have begun.
+SYMMEM_DEVICE void tellBegun() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+SYMMEM_DEVICE void awaitBegun() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+SYMMEM_DEVICE void meetCluster() { asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// clusterTotal is blockTotal of a cluster of C blocks, whose warps are counted through. Each warp stores its sum to all of them.
+template <u32 C> static SYMMEM_DEVICE float clusterTotal(float v, u32 turn) {
+  enum : u32 { kWarps = 16 };
+  __shared__ __align__(16) float totals[2][kWarps];
+  float *warps = totals[turn % 2];
+#pragma unroll
+  for (u32 d = 16; d > 0; d /= 2) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
+  if (turn == 0) awaitBegun();
+  if (threadIdx.x % 32 < C) storeCluster(warps + (clusterRank() * blockDim.x + threadIdx.x) / 32, threadIdx.x % 32, v);
+  if (threadIdx.x >= C * blockDim.x / 32 && threadIdx.x < kWarps) warps[threadIdx.x] = 0;
+  meetCluster();
+  v = warps[0];
+#pragma unroll
+  for (u32 w = 1; w < kWarps; w++) v = __fadd_rn(v, warps[w]);
+  return v;
+}
+#endif
 
 // addResidual gives s + r, and adds its squares, in order, to squares.
 template <class T> SYMMEM_DEVICE Words<4> addResidual(const Words<4> &s, const Words<4> &r, float &squares) {
@@ -133,9 +169,18 @@ template <class T> SYMMEM_DEVICE void finish(const Norm &n, u64 at, const Words<
   if (n.quantized != 0) storeQuantized<T>(n.quantized + at / T::width, y, n.scale);
 }
 
-// normRow does one row, the turn-th of the block. fetch(v, s) gives vector v of the row's sum, and says whether it came. behind is called when all have. Block.
-template <class T, class Fetch, class Behind> SYMMEM_DEVICE void normRow(const Norm &n, u32 row, u32 turn, Fetch fetch, Behind behind) {
-  const u32 vectors = n.columns / (16 / T::width), tid = threadIdx.x, threads = blockDim.x;
+// rowThread is this thread among those of a row, which C blocks have, and rowThreads how many these are.
+template <u32 C> SYMMEM_DEVICE u32 rowThread() {
+#if __CUDA_ARCH__ >= 900
+  if (C > 1) return clusterRank() * blockDim.x + threadIdx.x;
+#endif
+  return threadIdx.x;
+}
+template <u32 C> SYMMEM_DEVICE u32 rowThreads() { return C * blockDim.x; }
+
+// normRow does one row, the turn-th of the block, or of the cluster. fetch(v, s) gives vector v of the row's sum, and says whether it came. behind is called when all have. Block, cluster.
+template <class T, u32 C = 1, class Fetch, class Behind> SYMMEM_DEVICE void normRow(const Norm &n, u32 row, u32 turn, Fetch fetch, Behind behind) {
+  const u32 vectors = n.columns / (16 / T::width), tid = rowThread<C>(), threads = rowThreads<C>();
   const u64 at = (u64)row * vectors * 16;
   Words<4> kept[kKept], other[kKept];
   float squares = 0;
@@ -164,7 +209,13 @@ template <class T, class Fetch, class Behind> SYMMEM_DEVICE void normRow(const N
 #pragma unroll
   for (u32 k = 0; k < kKept; k++) // under way while the squares are added up
     if (tid + k * threads < vectors) other[k] = loadWeak(n.weight + (tid + k * threads) * 16ull, Words<4>());
-  const float mean = __fdiv_rn(blockTotal(squares, turn), (float)n.columns);
+#if __CUDA_ARCH__ >= 900
+  if constexpr (C > 1)
+    squares = clusterTotal<C>(squares, turn);
+  else
+#endif
+    squares = blockTotal(squares, turn);
+  const float mean = __fdiv_rn(squares, (float)n.columns);
   const float scale = __fdiv_rn(1.f, __fsqrt_rn(__fadd_rn(mean, n.epsilon)));
   if (!ok) return;
 #pragma unroll
@@ -197,41 +248,47 @@ template <int W, u32 B> SYMMEM_DEVICE void collectLines(Ranks<W> &f, u64 at, u64
   }
 }
 
-// letNextBegin lets the next launch begin, behind the last of the block's rows. A thread that has had vectors of every rank knows that their blocks of this number are at work. Where there are
-// more than early rows, all threads have had theirs first: if the next launch begins with the first of them, the others take longer than that saves. The block calls.
-SYMMEM_DEVICE void letNextBegin(const Norm &n, u32 row, u32 vectors) {
+// letNextBegin lets the next launch begin, behind the last of the block's rows. A thread that has had vectors of every rank knows that their blocks of this number are at work. All threads have had theirs
+// first: if the next launch begins with the first of them, the others take longer than that saves. The block calls.
+template <u32 C = 1> SYMMEM_DEVICE void letNextBegin(const Norm &n, u32 row, u32 vectors) {
 #if __CUDA_ARCH__ >= 900 // below it does nothing
-  if (n.rows - row > gridDim.x) return;
-  if (n.rows > n.early) __syncthreads();
-  if (threadIdx.x < vectors) startNext();
+  if (n.rows - row > gridDim.x / C) return;
+  __syncthreads();
+  if (rowThread<C>() < vectors) startNext();
 #endif
 }
 
 // normOneshotPush sends every rank all rows in lines that say by themselves that they have come: see oneshotPush. The rank's own go through
-// its own slot.
-template <class T, int W> SYMMEM_DEVICE void normOneshotPush(const Comm &c, const Norm &n) {
+// its own slot. A row belongs to C blocks, which are a cluster if they are more than one. Then none of them may end before the others have met it: one that finds the plan dead sends nothing.
+template <class T, int W, u32 C = 1> SYMMEM_DEVICE void normOneshotPush(const Comm &c, const Norm &n) {
   Ranks<W> f(c, kKindRMSNorm);
+#if __CUDA_ARCH__ >= 900
+  if constexpr (C > 1) tellBegun();
+#endif
   awaitPrevious(c.rank, c.workspace[0], n.in, n.rows);
-  const u32 vectors = n.columns / (16 / T::width), tid = threadIdx.x, threads = blockDim.x;
+  const u32 vectors = n.columns / (16 / T::width), tid = rowThread<C>(), threads = rowThreads<C>(), begin = blockIdx.x / C, step = gridDim.x / C;
   Words<4> x[kKept];
   auto load = [&](u32 row) {
 #pragma unroll
     for (u32 k = 0; k < kKept; k++)
       if (tid + k * threads < vectors) x[k] = loadWeak(n.in + ((u64)row * vectors + tid + k * threads) * 16, Words<4>());
   };
-  if (blockIdx.x < n.rows) load(blockIdx.x); // under way while the next loads are
+  if (begin < n.rows) load(begin); // under way while the next loads are
   const bool alive = f.alive();
   const u32 epoch = f.open(), world = f.world();
-  if (!__syncthreads_and(alive)) return;
+  if (!__syncthreads_and(alive)) {
+    if (C == 1) return;
+    f.ok = false;
+  }
   // A slot has been emptied since it was written two launches ago: the launch before has ended here with lines of every rank, whose launch before that had ended.
   const u64 buffer = (epoch & 1) * world * n.span, mine = f.data(f.rank()) + buffer;
-  for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x) {
+  for (u32 row = begin; row < n.rows && (C == 1 || f.ok); row += step) {
     auto send = [&](u32 v, const Words<4> &line) {
 #pragma unroll
       for (u32 k = 0; k < world; k++)
         storeStrong(f.data(f.peer(k)) + buffer + f.rank() * n.span + ((u64)row * vectors + v) * 16, line);
     };
-    if (row != blockIdx.x) load(row);
+    if (row != begin) load(row);
 #pragma unroll
     for (u32 k = 0; k < kKept; k++)
       if (tid + k * threads < vectors) send(tid + k * threads, seal(x[k]));
@@ -240,8 +297,8 @@ template <class T, int W> SYMMEM_DEVICE void normOneshotPush(const Comm &c, cons
       send(v, seal(loadWeak(n.in + ((u64)row * vectors + v) * 16, Words<4>())));
   }
   u32 turn = 0;
-  for (u32 row = blockIdx.x; row < n.rows; row += gridDim.x)
-    normRow<T>(
+  for (u32 row = begin; row < n.rows; row += step)
+    normRow<T, C>(
         n, row, turn++,
         [&](u32 v, Words<4> &s) {
           s = reduce<T, SumOp, W, 4>(SumOp{kSum}, world, [&](u32 first, auto &lines) {
@@ -249,7 +306,7 @@ template <class T, int W> SYMMEM_DEVICE void normOneshotPush(const Comm &c, cons
           });
           return f.ok;
         },
-        [&] { letNextBegin(n, row, vectors); });
+        [&] { letNextBegin<C>(n, row, vectors); });
   f.close(epoch);
 }
 

@@ -137,6 +137,84 @@ template <int W> SYMMEM_DEVICE void broadcastWhole(const PushParams<W> &p) {
   closeTaken(f, epoch);
 }
 
+// passWhole is a broadcast between more than two ranks, of which root sends each of the others a shard of the message, and each of those passes the lines of its shard on to the rest as they come: so
+// what leaves root is the message once. The shards are in the order of the ranks behind root, and the last ones may be shorter. `vectors` are the message's, whose lines every rank but root has in two
+// buffers, and the slot is one. A block does the same vectors of every shard on all ranks, so that its lines come from blocks of its own number.
+//
+// Root waits until the others have begun the launch before this one, and what they pass on they have from root: so nobody stores to a place that may still be read.
+template <int W> SYMMEM_DEVICE void passWhole(const PushParams<W> &p) {
+  constexpr u32 S = W - 1; // shards
+  Push<W> f(p, kKindLines);
+  const u32 begin = firstVector(), step = vectorStep(), root = p.shard, length = (p.vectors + S - 1) / S;
+  const u64 slot = p.slot * 16ull;
+  awaitPrevious();
+  const u32 epoch = loadRelaxed(f.record()) + 1;
+  const u32 dead = loadRelaxed(p.dead);
+  const u32 flag = lineFlag(epoch);
+  const u64 buffer = epoch & 1 ? slot : 0;
+  if (p.rank == root) {
+    Words<4> x[S] = {};
+    auto load = [&](u32 i) {
+#pragma unroll
+      for (u32 s = 0; s < S; s++)
+        if (s * length + i < p.vectors) x[s] = loadWeak(p.in + (s * length + i) * 16ull, Words<4>());
+    };
+    if (begin < length) load(begin); // all are under way at once
+    if (!mayPush(f, threadIdx.x < W && threadIdx.x != root, epoch, dead)) return;
+    for (u32 i = begin; i < length; i += step) {
+      if (i != begin) load(i);
+#pragma unroll
+      for (u32 s = 0; s < S; s++)
+        if (s * length + i < p.vectors) storeLines(p.data[s + 1] + buffer + (s * length + i) * 16ull, slot, flag, x[s]);
+    }
+    startNext();
+    return;
+  }
+  if (dead != 0) return;
+  if (threadIdx.x == 0) storeRelaxed(begun(f, root, p.rank), epoch);
+  const u64 mine = p.data[0] + buffer;
+  const u32 own = (p.rank > root ? p.rank : p.rank + W) - root - 1;
+  for (u32 i = begin; i < length && own * length + i < p.vectors; i += step) {
+    const u64 at = (own * length + i) * 16ull;
+    Halves y[2];
+    do loadLines(mine + at, slot, y);
+    while (!linesHave(y, flag) && f.again(root));
+    if (!f.ok) break;
+    const Words<4> x = vectorOf(y);
+#pragma unroll
+    for (u32 k = 1; k < W; k++)
+      if (f.peer(k) != root) storeLines(p.data[k] + buffer + at, slot, flag, x);
+    storeWeak(p.out + at, x);
+  }
+  for (u32 i = begin; i < length && f.ok; i += step) {
+    Halves y[W][2];
+    u32 missing;
+    auto wanted = [&](u32 k, u64 &at) { // of the shard of the k-th rank behind this one
+      const u32 q = f.peer(k), v = ((q > root ? q : q + W) - root - 1) * length + i;
+      at = v * 16ull;
+      return q != root && v < p.vectors;
+    };
+    do {
+      missing = p.rank;
+      u64 at;
+#pragma unroll
+      for (u32 k = 1; k < W; k++)
+        if (wanted(k, at)) loadLines(mine + at, slot, y[k]);
+#pragma unroll
+      for (u32 k = 1; k < W; k++)
+        if (wanted(k, at) && !linesHave(y[k], flag)) missing = f.peer(k);
+    } while (missing != p.rank && f.again(missing));
+    if (!f.ok) break;
+    u64 at;
+#pragma unroll
+    for (u32 k = 1; k < W; k++)
+      if (wanted(k, at)) storeWeak(p.out + at, vectorOf(y[k]));
+  }
+  // A thread that has had a line of every rank knows that their blocks of this number are at work.
+  if ((S - 1) * length + begin < p.vectors) startNext();
+  closeTaken(f, epoch);
+}
+
 // takeAll is takeSums of a launch's buffer in this rank's own slots.
 template <class T, class Op, int W> SYMMEM_DEVICE void takeAll(Push<W> &f, u32 epoch) {
   const u32 begin = firstVector(), step = vectorStep();

@@ -127,6 +127,14 @@ func LinesWhole(pattern Pattern, world int, hopper bool) (Kernel, bool) {
 	return k, true
 }
 
+// LinesPass finds the kernel that takes the place of LinesWhole's for a longer broadcast between more than two ranks, and whether there is one: ranks pass lines on to each other, so that the message
+// leaves root once. It takes PushParams, whose Vectors are the message's, and has blocks as LinesWhole's. Its workspace has 2 slots of LinesWholeSlotBytes of the message in all. hopper is as for AllReduce.
+func LinesPass(world int, hopper bool) (Kernel, bool) {
+	k, ok := LinesWhole(Broadcast, world, hopper)
+	k.Name = fmt.Sprintf("symmem_lines_pass_w%d", world)
+	return k, ok && world > 2
+}
+
 // LinesWholeSlotBytes is the size of the slot of a piece of whole vectors: two lines each.
 func LinesWholeSlotBytes(bytes int64) int64 { return roundUp(2*bytes, 256) }
 

@@ -3,6 +3,7 @@ package ptx
 import (
 	"math"
 	"slices"
+	"strings"
 	"structs"
 )
 
@@ -30,7 +31,7 @@ type Norm struct {
 	Shard       uint32 // two-shot: vectors of each row that a rank sums
 	Epsilon     float32
 	Bias        float32
-	Early       uint32 // push: of so many rows, the next launch begins as soon as a thread of each block knows that it may; of more, when all of them do
+	_           uint32
 	Scale       uint64 // of Quantized: where a float32 is that each launch reads, or what NormScale gives
 }
 
@@ -77,6 +78,17 @@ func RMSNorm(form Form, dtype string, world int, hopper bool) (Kernel, bool) {
 		k.File = "rms_norm_" + dtype + "_sm90.ptx"
 	}
 	return k, form == OneShotPush || form == TwoShotPush || form == TwoShotPull
+}
+
+// NormCluster is how many blocks, which are a cluster, have a row of RMSNormCluster's kernel.
+const NormCluster = 8
+
+// RMSNormCluster finds the kernel that takes the place of RMSNorm's for few rows in the form OneShotPush, on devices of compute capability 9.0 or later, and whether there is one: NormCluster blocks have a row, of whose
+// threads each has an equal part.
+func RMSNormCluster(form Form, dtype string, world int, hopper bool) (Kernel, bool) {
+	k, ok := RMSNorm(form, dtype, world, hopper)
+	k.Name = strings.Replace(k.Name, "_push_", "_push_cluster_", 1)
+	return k, ok && hopper && form == OneShotPush && (world == 2 || world == 4 || world == 8)
 }
 
 // LocalRMSNorm finds the kernel that takes Norm alone: what is behind the sum.

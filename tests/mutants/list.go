@@ -2749,8 +2749,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/kernel.go", why: "fewer blocks than a kernel must have", tests: inCollective,
-		old: "\tif f.blocks < k.MinBlocks {",
-		new: "\tif false {",
+		old: "\tif least := max(k.MinBlocks, f.clusterBlocks()); f.blocks < least {",
+		new: "\tif least := 0; f.blocks < least {",
 	},
 	{
 		file: "collective/kernel.go", why: "a kernel without records never moves", tests: inCollective,

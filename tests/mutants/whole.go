@@ -3,6 +3,7 @@ package main
 // Collectives other than all-reduce by the kernels for pieces of whole vectors.
 func init() {
 	wholeTests := []stage{{"kernels", "TestWhole", usual}}
+	passTests := []stage{{"kernels", "TestBroadcastPassesOn", usual}}
 	mutants = append(mutants,
 		mutant{file: "kernels/table.go", why: "pieces of several lengths take the kernel for whole vectors", tests: wholeTests,
 			old: "piece*size == message", new: "piece*size >= message"},
@@ -18,6 +19,14 @@ func init() {
 			old: "\t\ts.Parameters += \", whole\"\n", new: ""},
 		mutant{file: "kernels/moves_push.go", why: "slots of whole vectors have room for half of their lines", tests: wholeTests,
 			old: "slot := ptx.LinesWholeSlotBytes(longest)", new: "slot := ptx.LinesWholeSlotBytes(longest / 2)"},
+		mutant{file: "kernels/moves_push.go", why: "a broadcast that is passed on has one buffer", tests: passTests,
+			old: "slots, sent = 2, ", new: "slots, sent = 1, "},
+		mutant{file: "kernels/broadcast.go", why: "no broadcast is passed on in lines", tests: passTests,
+			old: "v.inLines = v.passesOn && ", new: "v.inLines = false && v.passesOn && "},
+		mutant{file: "kernels/broadcast.go", why: "every broadcast of whole vectors is passed on in lines", tests: passTests,
+			old: "bytes <= passLinesBytes && ", new: ""},
+		mutant{file: "kernels/broadcast.go", why: "a broadcast that is no whole vectors is passed on in lines", tests: passTests,
+			old: " && b.wholePieces()", new: ""},
 		mutant{file: "kernels/reduce_push.go", why: "lines with flags take the kernel whose lines are sealed", tests: wholeTests,
 			old: "whole = whole && form == ptx.OneShotPush && r.wholePieces()", new: "whole = whole && r.wholePieces()"},
 		mutant{file: "kernels/reduce_push.go", why: "every reduce of whole vectors is to rank 0", tests: wholeTests,
