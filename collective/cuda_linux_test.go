@@ -1,6 +1,7 @@
 package collective_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest/fakecuda"
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
@@ -194,7 +196,7 @@ func TestCUDALaunch(t *testing.T) {
 
 // TestSettingBlocks: no plan takes more blocks than the settings of any rank allow, which need not be alike.
 func TestSettingBlocks(t *testing.T) {
-	m := newMachine(2, map[string]fake{"still": still})
+	m := newMachine(2, map[string]fake{"still": still, fakecuda.Clustered: still})
 	most := func(rank int) memory.Options {
 		return memory.Options{KernelTimeout: patience, MaxBlocks: []int{0, 9}[rank]}
 	}
@@ -206,8 +208,10 @@ func TestSettingBlocks(t *testing.T) {
 			{collective.Kernel{Blocks: 7, Threads: 96}, 7},
 			{collective.Kernel{Blocks: 1000, Threads: 96, MinBlocks: 9}, 9},
 			{collective.Kernel{Fit: func(n int) (int, int) { return n, 256 }}, 9},
+			{collective.Kernel{Function: fakecuda.Clustered, Blocks: 7, Threads: 96}, 4},
+			{collective.Kernel{Function: fakecuda.Clustered, Blocks: 1000, Threads: 96, MinBlocks: 8}, 8},
 		} {
-			c.kernel.Image, c.kernel.Function = []byte(image), "still"
+			c.kernel.Image, c.kernel.Function = []byte(image), cmp.Or(c.kernel.Function, "still")
 			step := &collective.Program{Build: func(_ context.Context, b *collective.Builder) error { b.Kernel(&c.kernel); return nil }}
 			for _, spec := range []collective.Spec{{Name: "launch", CUDA: &c.kernel}, {Name: "launch as a step", Program: step}} {
 				p, err := collective.New(ctx, r.m, spec)
@@ -230,7 +234,11 @@ func TestSettingBlocks(t *testing.T) {
 		}
 		k := &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 96, MinBlocks: 10}
 		step := &collective.Program{Build: func(_ context.Context, b *collective.Builder) error { b.Kernel(k); return nil }}
+		less := &collective.Kernel{Image: []byte(image), Function: fakecuda.Clustered, Blocks: 3, Threads: 96}
+		lessStep := &collective.Program{Build: func(_ context.Context, b *collective.Builder) error { b.Kernel(less); return nil }}
 		return errors.Join(
+			r.refused(ctx, collective.Spec{Name: "less than a cluster", CUDA: less}, errs.ErrInvalid, "MinBlocks is 4", "at most 0 of 96 threads"),
+			r.refused(ctx, collective.Spec{Name: "less than a cluster in a step", Program: lessStep}, errs.ErrInvalid, "MinBlocks is 4", "at most 0"),
 			r.refused(ctx, collective.Spec{Name: "too few", CUDA: k}, errs.ErrInvalid, "MinBlocks is 10", "at most 9 of 96 threads", "max-blocks"),
 			r.refused(ctx, collective.Spec{Name: "too few in a step", Program: step}, errs.ErrInvalid, "MinBlocks is 10", "at most 9", "max-blocks"))
 	})

@@ -32,8 +32,8 @@ type Kernel struct {
 	// Fit, unless nil, returns Blocks and Threads for devices with so many multiprocessors, the fewest that any rank's has. Of threads it
 	// takes 32, 64, 128, 256, 512 or 1024.
 	Fit func(multiprocessors int) (blocks, threads int)
-	// MinBlocks is how many blocks there must be at least; with fewer New fails, on every rank. 0 is 1. Blocks of a kernel that was compiled for clusters, as by __cluster_dims__, come in
-	// whole clusters: there are fewer than Blocks rather than a part of one, and one at least.
+	// MinBlocks is how many blocks there must be at least; with fewer New fails, on every rank. 0 is 1. Blocks of a kernel that was compiled for clusters along x, as by __cluster_dims__, come in
+	// whole clusters: there are fewer than Blocks rather than a part of one, and New fails where there is not one.
 	MinBlocks int
 	// SharedBytes is the dynamic shared memory of a block.
 	SharedBytes int
@@ -192,7 +192,7 @@ func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
 	}
 	if least := max(k.MinBlocks, f.clusterBlocks()); f.blocks < least {
 		return 0, errs.Invalid(call, "MinBlocks", least,
-			fmt.Sprintf("at most %d of %d threads, which the setting max-blocks of every rank allows, and leave room for others on its device", f.blocks, f.threads))
+			fmt.Sprintf("at most %d of %d threads, which are of use, the setting max-blocks of every rank allows, and leave room for others on its device", f.blocks, f.threads))
 	}
 	if k.BlockWorkspace > maxWorkspaceBytes/int64(f.blocks) {
 		return 0, errs.Invalid(call, "CUDA.BlockWorkspace", k.BlockWorkspace,
@@ -224,8 +224,10 @@ func (f *kernelForm) makeRoom(offers []memory.WorkspaceOffer, devices []deviceOf
 }
 
 // clusterBlocks is how many blocks a cluster of the kernel has, which are alike on all ranks: they have the same image.
-func (f *kernelForm) clusterBlocks() int {
-	if c, ok := f.function.(device.Clustered); ok {
+func (f *kernelForm) clusterBlocks() int { return clusterBlocks(f.function) }
+
+func clusterBlocks(f device.Function) int {
+	if c, ok := f.(device.Clustered); ok {
 		return max(c.ClusterBlocks(), 1)
 	}
 	return 1

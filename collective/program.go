@@ -466,9 +466,12 @@ func (b *Builder) prepareKernel(k *Kernel, fault device.FaultWord) (device.Prepa
 		}
 	}
 	if most := b.work.most; most > 0 && blocks > most {
-		if blocks = most; blocks < k.MinBlocks {
-			return nil, errs.Invalid("New", "MinBlocks", k.MinBlocks, fmt.Sprintf("at most %d, which the setting max-blocks of every rank allows", most))
-		}
+		blocks = most
+	}
+	cluster := clusterBlocks(fn)
+	blocks -= blocks % cluster
+	if least := max(k.MinBlocks, cluster); blocks < least {
+		return nil, errs.Invalid("New", "MinBlocks", least, fmt.Sprintf("at most %d, which are of use, and the setting max-blocks of every rank allows", blocks))
 	}
 	params, err := k.params(b.Addresses)
 	if err != nil {

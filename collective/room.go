@@ -32,7 +32,7 @@ func capacity(processors int) float64 {
 // mostBlocks is how many blocks one of so many plans may launch at the same time on a device that runs resident of them and that so many ranks
 // share.
 func mostBlocks(resident, processors, ranks, plans int) int {
-	return max(1, resident/processors*(processors-reserved(processors))/(plans*ranks))
+	return max(1, resident*(processors-reserved(processors))/processors/(plans*ranks))
 }
 
 // RoomError is the error of Plan.Run where the kernels of plans on different streams, which may all wait for peers at the same time, would

@@ -27,13 +27,14 @@ func (clustered) ClusterBlocks() int { return 8 }
 
 // TestSettle: the launch is the same whichever rank works it out, and fits the least of the devices, however ranks share them.
 func TestSettle(t *testing.T) {
+	partly := deviceOffer{Processors: 132, Resident: map[int]int{256: 128}}
 	large := deviceOffer{Processors: 132, Resident: map[int]int{128: 1056, 256: 528}}
 	small := deviceOffer{Processors: 16, Resident: map[int]int{128: 128, 256: 64}}
 	none := deviceOffer{Processors: 132, Resident: map[int]int{128: 0, 256: 0}}
 	tiny := deviceOffer{Processors: 1, Resident: map[int]int{128: 2, 256: 1}}
 	few := large
 	few.Most = 9
-	of := map[rune]deviceOffer{'f': few, 'a': large, 'b': large, 'c': large, 's': small, 'n': none, 't': tiny}
+	of := map[rune]deviceOffer{'f': few, 'a': large, 'b': large, 'c': large, 'd': partly, 'z': none, 's': small, 'n': none, 't': tiny}
 	twice := func(threads int) func(int) (int, int) {
 		return func(processors int) (int, int) { return 2 * processors, threads }
 	}
@@ -75,6 +76,8 @@ func TestSettle(t *testing.T) {
 		{"cf", twice(256), 0, 8, 8. / 528, ""},
 		{"cb", exactly(31, 256), 0, 24, 24. / 528, ""},
 		{"cb", exactly(31, 256), 25, 0, 0, "MinBlocks is 25; allowed: at most 24 of 256 threads"},
+		{"cd", twice(256), 0, 56, 56. / 128, ""}, // where fewer clusters fit than its multiprocessors have room for blocks
+		{"cz", twice(256), 0, 0, 0, "rank 1"},    // where none fits
 		{"cb", exactly(7, 256), 0, 0, 0, "MinBlocks is 8; allowed: at most 0 of 256 threads"},
 		{"ab", exactly(0, 128), 0, 0, 0, "0 blocks"},
 		{"ab", exactly(-1, 128), 0, 0, 0, "-1 blocks"},

@@ -67,7 +67,7 @@ func (b *broadcast) spec(s *collective.Spec) {
 	size, bytes := b.in.WorldSize(), b.in.Bytes()
 	two := b.algorithm == TwoShotPull || b.algorithm == TwoShotPush || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= viaAllBytes(b.in.Device().Kind(), b.far())
 	v := &movement{maker: b.maker, pattern: ptx.Broadcast, root: b.root, passesOn: b.passesOn()}
-	v.inLines = v.passesOn && b.in.Device().Kind() == device.CUDA && bytes <= passLinesBytes && b.wholePieces()
+	v.inLines = v.passesOn && b.in.Device().Kind() == device.CUDA && bytes <= passLinesBytes(size) && b.wholePieces()
 	if !two || v.inLines {
 		v.phases = []phase{b.whole}
 	} else {
@@ -76,8 +76,21 @@ func (b *broadcast) spec(s *collective.Spec) {
 	v.spec(s)
 }
 
-// passLinesBytes is the longest message that ranks pass on in lines, which carry as many bytes of flags as of data, in place of chunks, which wait for fences.
-var passLinesBytes = int64(3 << 20)
+// passLinesBytes is the longest message that so many ranks pass on in lines, which carry as many bytes of flags as of data, in place of chunks, which wait for fences (docs/hardware.md).
+var passLinesBytes = func(size int) int64 {
+	if size == 3 {
+		return 5 << 19
+	}
+	return 3 << 20
+}
+
+// passBlocks is how many blocks pass on the lines of a message of bytes between so many ranks, where fewer than have something to do are faster; 0 is all (docs/hardware.md).
+func passBlocks(bytes int64, size int) int {
+	if size > 3 && bytes > 3<<19 {
+		return 64
+	}
+	return 0
+}
 
 // whole is all of root's for every other rank.
 func (b *broadcast) whole(from, to int) piece {

@@ -113,19 +113,24 @@ func TestRMSNormClusters(t *testing.T) {
 		{2, 1, 4096, tensor.BFloat16, OneShotPush, 7, 90, 1, false}, {2, 1, 4096, tensor.BFloat16, OneShotPush, 0, 80, 1, false},
 		{3, 1, 4096, tensor.BFloat16, OneShotPush, 0, 90, 1, false}, {2, 1, 4096, tensor.BFloat16, TwoShotPush, 0, 90, 1, false},
 	} {
-		t.Run(fmt.Sprintf("size=%d/%dx%d/%s/bound=%d/%d", c.size, c.rows, c.columns, c.algorithm, c.bound, c.capability), func(t *testing.T) {
-			onSimulated(t, c.size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
-				dev.capability = c.capability
-				before := len(dev.launches)
-				err := normOnCUDA(ctx, dev, m, c.algorithm, c.dtype, c.rows, c.columns, c.bound)
-				for _, l := range dev.launches[before:] {
-					if l.grid != c.blocks || strings.Contains(l.name, "_cluster_") != c.clusters {
-						err = errors.Join(err, fmt.Errorf("%s in %d blocks", l.name, l.grid))
+		for _, none := range []bool{false, true} { // it runs none
+			if none {
+				c.blocks, c.clusters = uint32(c.rows), false
+			}
+			t.Run(fmt.Sprintf("size=%d/%dx%d/%s/bound=%d/%d/none=%t", c.size, c.rows, c.columns, c.algorithm, c.bound, c.capability, none), func(t *testing.T) {
+				onSimulated(t, c.size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
+					dev.capability, dev.noClusters = c.capability, none
+					before := len(dev.launches)
+					err := normOnCUDA(ctx, dev, m, c.algorithm, c.dtype, c.rows, c.columns, c.bound)
+					for _, l := range dev.launches[before:] {
+						if l.grid != c.blocks || strings.Contains(l.name, "_cluster_") != c.clusters {
+							err = errors.Join(err, fmt.Errorf("%s in %d blocks", l.name, l.grid))
+						}
 					}
-				}
-				return err
+					return err
+				})
 			})
-		})
+		}
 	}
 	for size, most := range map[int]int64{2: 8, 4: 16, 8: 16} {
 		assert.Equal(t, most, clusterRows(size))

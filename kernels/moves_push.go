@@ -37,6 +37,9 @@ func (v *movement) byLines(s *collective.Spec) {
 			g := geometry(OneShotLL, longest*int64(max(size-1, 1)), 0, size, multiprocessors)
 			if whole {
 				g = pushGeometry(OneShotPush, sent, size, multiprocessors)
+				if v.passesOn {
+					g = g.atMost(passBlocks(longest, size))
+				}
 			}
 			g = g.atMost(v.maxBlocks)
 			return g.blocks, g.threads

@@ -103,8 +103,8 @@ type norm struct {
 	*maker
 	RMSNorm
 	local bool // without the all-reduce
-	// noRoom says that there was no room for a cluster of blocks for each row.
-	noRoom bool
+	// inClusters says that a cluster of blocks has each row, and noRoom that there was no room for that.
+	inClusters, noRoom bool
 
 	rows, columns int64
 }
@@ -154,7 +154,8 @@ func (n *norm) once(ctx context.Context, failure error) (*Plan, error) {
 		n.spec(&s)
 	}
 	p, err := collective.New(ctx, n.in.Memory(), s)
-	if e, ok := errors.AsType[*errs.ArgumentError](err); ok && e.Arg == "MinBlocks" && !n.noRoom { // on every rank: they have counted alike
+	if e, ok := errors.AsType[*errs.ArgumentError](err); ok && n.inClusters && (e.Arg == "MinBlocks" || e.Arg == "Threads") { // on every rank: they have counted alike
+		n.in.Memory().Logger().Info("there is no room for a cluster of blocks for each row; a block has it", "error", err)
 		n.noRoom = true
 		return n.once(ctx, failure)
 	}
@@ -403,7 +404,8 @@ func (n *norm) onCUDA(s *collective.Spec) {
 	form, size := normForms[n.algorithm], n.in.WorldSize()
 	kernel, _ := ptx.RMSNorm(form, n.in.DType().String(), size, hopper(n.in.Memory())) // check has found the dtype
 	fit, least := n.fit, 0
-	if k, ok := n.clustered(form); ok {
+	var k ptx.Kernel
+	if k, n.inClusters = n.clustered(form); n.inClusters {
 		kernel, fit, least = k, n.clusters, int(n.rows)*ptx.NormCluster
 		s.Parameters += ", in clusters"
 	}

@@ -39,6 +39,7 @@ type simDevice struct {
 	launches      []*simLaunch // that were prepared
 	moved         func(phase uint32, to, block uint64)
 	casts         sync.Map // castCopies by multicast address
+	noClusters    bool     // it runs none
 	capability    int      // 0: 90
 	uuid          string   // "": the host's, so that all ranks share one device
 }
@@ -106,7 +107,12 @@ type simFunction struct {
 	image []byte
 }
 
-func (f simFunction) MaxBlocks(int, int) (int, error) { return 64, nil }
+func (f simFunction) MaxBlocks(int, int) (int, error) {
+	if f.dev.noClusters && strings.Contains(f.name, "_cluster_") {
+		return 0, nil
+	}
+	return 64, nil
+}
 func (f simFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	launch := &simLaunch{simFunction: f, grid: l.Grid[0]}
 	switch {

@@ -762,7 +762,9 @@ func TestPushedWhereThereIsRoom(t *testing.T) {
 func TestBroadcastPassesOn(t *testing.T) {
 	most := passLinesBytes
 	t.Cleanup(func() { passLinesBytes = most })
-	passLinesBytes = 9*ptx.ChunkBytes - 16
+	assert.Equal(t, []int64{5 << 19, 3 << 20, 3 << 20}, []int64{most(3), most(4), most(8)})
+	assert.Equal(t, []int{0, 0, 64}, []int{passBlocks(3<<20, 3), passBlocks(3<<19, 4), passBlocks(3<<19+16, 4)})
+	passLinesBytes = func(int) int64 { return 9*ptx.ChunkBytes - 16 }
 	for _, size := range []int{2, 3, 5} {
 		for i, bytes := range []int64{9*ptx.ChunkBytes + 77, 9 * ptx.ChunkBytes, 9*ptx.ChunkBytes - 16, 999*16 + 8, 16} {
 			blocks, inLines := 1+i%2, size > 2 && (i == 2 || i == 4)

@@ -183,9 +183,12 @@ func (f *Function) maxClusters(threads, sharedBytes int) (int, error) {
 	copy(attr.Value[:], f.cluster[:])
 	config := cu.LaunchConfig{Grid: f.cluster, Block: [3]uint32{uint32(threads), 1, 1}, SharedBytes: uint32(sharedBytes), Attrs: &attr, NumAttrs: 1}
 	var n int32
-	err := drv.Check("cuOccupancyMaxActiveClusters", drv.OccupancyMaxActiveClusters(&n, f.handle, &config))
+	r := drv.OccupancyMaxActiveClusters(&n, f.handle, &config)
 	runtime.KeepAlive(&attr)
-	return int(n), err
+	if r == cu.InvalidClusterSize { // none fits
+		return 0, nil
+	}
+	return int(n), drv.Check("cuOccupancyMaxActiveClusters", r)
 }
 
 // Prepare fixes everything about a launch. Drivers before CUDA 12.4 do not tell which parameters the kernel has: with those, Params that are

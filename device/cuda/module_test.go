@@ -327,6 +327,11 @@ func TestClusters(t *testing.T) {
 		require.NoError(t, err, "%v", grid)
 		require.NoError(t, l.Close())
 	}
+	f.failing("cuOccupancyMaxActiveClusters", cu.InvalidClusterSize)
+	n, err = k.MaxBlocks(64, 0)
+	f.failing("cuOccupancyMaxActiveClusters", cu.Success)
+	require.NoError(t, err)
+	require.Zero(t, n, "none fits")
 	for _, symbol := range []string{"cuOccupancyMaxActiveClusters", "cuOccupancyMaxActiveBlocksPerMultiprocessor"} {
 		f.failing(symbol, cu.IllegalAddress)
 		_, err = k.MaxBlocks(64, 0)

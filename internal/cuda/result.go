@@ -37,6 +37,7 @@ const (
 	InvalidHandle            Result = 400 // CUDA_ERROR_INVALID_HANDLE
 	NotFound                 Result = 500 // CUDA_ERROR_NOT_FOUND
 	NotReady                 Result = 600 // CUDA_ERROR_NOT_READY
+	InvalidClusterSize       Result = 912 // CUDA_ERROR_INVALID_CLUSTER_SIZE
 	IllegalAddress           Result = 700 // CUDA_ERROR_ILLEGAL_ADDRESS
 	LaunchTimeout            Result = 702 // CUDA_ERROR_LAUNCH_TIMEOUT
 	PeerAccessAlreadyEnabled Result = 704 // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED

@@ -173,11 +173,14 @@ func withoutBarrier(t *testing.T, k ptx.Kernel) func(*Module) *Module {
 // TestNormStartsNext: plans for norms end where the next launches of two of three have begun, and the last blocks of the third wait for room: on each rank another one. So far they come if a
 // launch begins before threads of the launch before have had lines.
 func TestNormStartsNext(t *testing.T) {
-	for i, form := range []ptx.Form{ptx.OneShotPush, ptx.TwoShotPush, ptx.OneShotPush} {
+	for i, form := range []ptx.Form{ptx.OneShotPush, ptx.TwoShotPush, ptx.OneShotPush, ptx.OneShotPush, ptx.TwoShotPush} {
 		j := normJob{form: form, dtype: "f32", ranks: 3, rows: 2, columns: 4 * 4, blocks: 2, threads: 32, out: true, launches: 3, hopper: true}
 		seeds := seedsOr(10, 60)
 		if i == 2 {
 			j.ranks, j.clusters, j.threads, seeds = 4, true, 256, seedsOr(2, 8)
+		}
+		if i > 2 { // several rows a block
+			j.rows = 5
 		}
 		t.Run(j.String(), func(t *testing.T) {
 			eachSeed(t, seeds, func(seed uint64) error { return j.runForEach(t, seed) })

@@ -109,6 +109,7 @@ static_assert(sizeof(Params) == 304, "Params");
 //   scatter_whole, scatter_root  the same
 //   scatter_flow  [world-1] slots by writer, of round128(16 * vectors of a share). See whole.cuh
 //   lines_<pattern>  [2][world] slots by writer, of round256(32 * vectors of a piece)
+//   lines_pass    [2] slots of round256(32 * vectors of the message)
 //   others        nothing
 enum : u32 { kFlagStart = 0, kFlagEnd = 1, kFlagFull = 0, kFlagFree = 2 };
 

@@ -4,7 +4,7 @@
 // Where every rank sends to every other, a line is free when it is written again, two launches later, as lines.cuh says. Where one rank sends to all,
 // or all send to one, those that get lines and send none tell the others when a launch begins: kFlagBegun. What they have had in the launches before was
 // read by then, since a launch begins when the one before has ended, and so a sender waits until those that it sends to have begun the launch before
-// its own. Hence it is at most one launch ahead of them, and in the other buffer.
+// its own. Hence it is at most one launch ahead of them, and in the other buffer. Who passes lines on has them from such a sender.
 #pragma once
 #include "lines.cuh"
 #include "push.cuh"

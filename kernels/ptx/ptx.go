@@ -139,8 +139,8 @@ func PushWhole(form Form, dtype string, op, world int, hopper bool) (Kernel, boo
 	return k, ok
 }
 
-// PushLong finds the kernel that takes the place of PushWhole's for long messages of OneShotPush, and whether there is one: the same one, of which a multiprocessor holds more
-// blocks. There is one between two ranks.
+// PushLong finds the kernel that takes the place of PushWhole's for long messages of OneShotPush, and whether there is one: a multiprocessor holds more blocks of it, and the rank's own elements do not
+// go through the workspace. There is one between two ranks.
 func PushLong(form Form, dtype string, op, world int, hopper bool) (Kernel, bool) {
 	if form != OneShotPush || world != 2 {
 		return Kernel{}, false

@@ -29,7 +29,7 @@ func init() {
 		mutant{file: "kernels/rms_norm_host.go", why: "one-shot has one buffer", tests: inNorm,
 			old: "int64(1+parity)*buffer", new: "int64(1+0*parity)*buffer"},
 		mutant{file: "kernels/rms_norm.go", why: "no norm without room for clusters", tests: inNorm,
-			old: "e.Arg == \"MinBlocks\" && !n.noRoom", new: "false && e.Arg == \"MinBlocks\""},
+			old: "ok && n.inClusters && (", new: "ok && false && ("},
 		mutant{file: "kernels/rms_norm.go", why: "clusters have several rows", tests: inNorm,
 			old: "k, n.clusters, int(n.rows)*ptx.NormCluster", new: "k, n.clusters, 0"},
 		mutant{file: "kernels/rms_norm.go", why: "clusters where a bound leaves fewer blocks", tests: inNorm,

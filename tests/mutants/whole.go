@@ -24,7 +24,7 @@ func init() {
 		mutant{file: "kernels/broadcast.go", why: "no broadcast is passed on in lines", tests: passTests,
 			old: "v.inLines = v.passesOn && ", new: "v.inLines = false && v.passesOn && "},
 		mutant{file: "kernels/broadcast.go", why: "every broadcast of whole vectors is passed on in lines", tests: passTests,
-			old: "bytes <= passLinesBytes && ", new: ""},
+			old: "bytes <= passLinesBytes(size) && ", new: ""},
 		mutant{file: "kernels/broadcast.go", why: "a broadcast that is no whole vectors is passed on in lines", tests: passTests,
 			old: " && b.wholePieces()", new: ""},
 		mutant{file: "kernels/reduce_push.go", why: "lines with flags take the kernel whose lines are sealed", tests: wholeTests,

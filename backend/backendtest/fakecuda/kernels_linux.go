@@ -22,6 +22,9 @@ func Attribute(a cu.DeviceAttribute) int32 {
 	return 1
 }
 
+// Clustered is a function whose blocks come in clusters of 4.
+const Clustered = "clustered"
+
 // kernels: every module has whatever function it is asked for.
 func (g *GPUs) kernels(d *cu.Driver) {
 	d.ModuleLoadDataEx = func(m *cu.ModuleHandle, _ unsafe.Pointer, _ uint32, _ *cu.JITOption, _ *uintptr) cu.Result {
@@ -42,10 +45,13 @@ func (g *GPUs) kernels(d *cu.Driver) {
 		})
 	}
 	d.FuncLoad = func(cu.FunctionHandle) cu.Result { return g.Do("cuFuncLoad", done) }
-	d.FuncGetAttribute = func(v *int32, a cu.FuncAttribute, _ cu.FunctionHandle) cu.Result {
+	d.FuncGetAttribute = func(v *int32, a cu.FuncAttribute, f cu.FunctionHandle) cu.Result {
 		return g.Do("cuFuncGetAttribute", func(int) cu.Result {
-			if *v = 0; a == cu.FuncMaxThreadsPerBlock {
+			switch *v = 0; {
+			case a == cu.FuncMaxThreadsPerBlock:
 				*v = 1024
+			case a == cu.FuncClusterWidth && g.functions[f-1] == Clustered:
+				*v = 4
 			}
 			return cu.Success
 		})
