@@ -2,11 +2,17 @@ package group
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // TestServedServiceIsLost: where the service is no rank's, its loss names no rank, as all of them are there.
@@ -49,6 +55,70 @@ func TestServedServiceIsLost(t *testing.T) {
 	for _, g := range groups {
 		_ = g.Close(ctx) // there is nobody to say goodbye to
 	}
+}
+
+// mutedListener accepts connections by which nothing is sent any more once it is muted, as those of a process that is stopped, or behind a cable that was pulled out.
+type mutedListener struct {
+	net.Listener
+	muted atomic.Bool
+}
+
+func (l *mutedListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &mutedConn{c, &l.muted}, nil
+}
+
+type mutedConn struct {
+	net.Conn
+	muted *atomic.Bool
+}
+
+func (c *mutedConn) Write(b []byte) (int, error) {
+	if c.muted.Load() {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+// TestServedServiceIsSilent: a service that says nothing any more, while its connections are there, is lost on every rank after the liveness timeout, and not before.
+func TestServedServiceIsSilent(t *testing.T) {
+	const liveness = 2 * time.Second
+	ctx := testContext(t)
+	l := &mutedListener{Listener: listenLoopback(t)}
+	serving, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- Serve(serving, &Options{WorldSize: 3, Listener: l, LivenessTimeout: liveness}) }()
+	groups, failures := make([]*Group, 3), make([]error, 3)
+	var wait sync.WaitGroup
+	for rank := range groups {
+		wait.Go(func() {
+			groups[rank], failures[rank] = Join(ctx, &Options{Rank: rank, WorldSize: 3, Addr: l.Addr().String(), Served: true, LivenessTimeout: liveness})
+		})
+	}
+	wait.Wait()
+	requireNone(t, failures)
+	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "before") }))
+	l.muted.Store(true)
+	since := time.Now()
+	requireNone(t, onAll(groups, func(g *Group) error {
+		// What the service said last may be half of the timeout old, as often as it speaks, and ranks look at the time about as often.
+		if err := g.Barrier(ctx, "behind"); !errors.Is(err, errs.ErrPeerLost) || !strings.Contains(err.Error(), "was silent for 2s") || strings.Contains(err.Error(), "rank") {
+			return fmt.Errorf("rank %d: %w", g.Rank(), err)
+		}
+		if took := time.Since(since); took < liveness/2 || took > 5*liveness { // on a machine that is busy
+			return fmt.Errorf("rank %d knew after %v, of %v", g.Rank(), took, liveness)
+		}
+		return nil
+	}))
+	for _, g := range groups {
+		_ = g.Close(ctx) // there is nobody to say goodbye to
+	}
+	stop()
+	<-ended
 }
 
 // TestStoreWithoutService: requests after the service is lost say so, however many there are, and none of them is kept.

@@ -226,6 +226,34 @@ func TestContainersOfOneHost(t *testing.T) {
 	})
 }
 
+// TestTokensOfHosts: a rank of another host that has a wrong token, or none, is told so; the others wait for it no longer than their timeout, and name it.
+func TestTokensOfHosts(t *testing.T) {
+	const token, timeout = "the one that all of the job have", 3 * time.Second
+	for name, wrong := range map[string]string{"wrong": "another one that is as long as it", "none": ""} {
+		t.Run(name, func(t *testing.T) {
+			on := hostsOf(t, 1, 2)
+			env := on.env
+			on.env = func(rank int) []string {
+				vars := append(env(rank), "SYMMEM_TOKEN="+token)
+				if rank == 2 {
+					vars[len(vars)-1] = "SYMMEM_TOKEN=" + wrong
+				}
+				return vars
+			}
+			begun := time.Now()
+			for rank, p := range runWorldOn(t, &on.hosts, 3, "islands", "SYMMEM_BACKEND=host", "SYMMEM_TIMEOUT="+timeout.String()) {
+				assert.NotContains(t, p.end.Error, token, "rank %d", rank)
+				if rank == 2 {
+					assert.Contains(t, p.end.Error, "token")
+					continue
+				}
+				assert.Contains(t, p.end.Error, "rank 2", "rank %d", rank)
+			}
+			assert.Less(t, time.Since(begun), 10*timeout)
+		})
+	}
+}
+
 func init() { jobs["cut_off"] = cutOffJob }
 
 // cutOff is what a rank says that was cut off from others, or whose peer has died.
