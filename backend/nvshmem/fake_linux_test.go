@@ -1,6 +1,7 @@
 package nvshmem
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -117,15 +118,18 @@ type fakeLib struct {
 	pe      int
 	opts    nvshmem.Options
 	started bool
+	patch   int32  // of its version, 0 is 5
 	granule string // NVSHMEM_CUMEM_GRANULARITY, if it is set
 	scratch string // NVSHMEM_REDUCE_SCRATCH_SIZE
 }
 
 var _ library = (*fakeLib)(nil)
 
-func (l *fakeLib) Version() nvshmem.Version { return nvshmem.Version{Major: 3, Minor: 4, Patch: 5} }
-func (l *fakeLib) Path() string             { return "fake" }
-func (l *fakeLib) Bootstrap() string        { return "fake plugin" }
+func (l *fakeLib) Version() nvshmem.Version {
+	return nvshmem.Version{Major: 3, Minor: 4, Patch: cmp.Or(l.patch, 5)}
+}
+func (l *fakeLib) Path() string      { return "fake" }
+func (l *fakeLib) Bootstrap() string { return "fake plugin" }
 func (l *fakeLib) Settings() []nvshmem.Setting {
 	var all []nvshmem.Setting
 	for name, value := range map[string]string{nvshmem.GranularityEnv: l.granule, reduceScratchEnv: l.scratch} {

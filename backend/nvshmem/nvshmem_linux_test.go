@@ -609,6 +609,10 @@ func TestRefusals(t *testing.T) {
 				return nil
 			}
 		})},
+		{"versions differ", 3, errs.ErrMismatch, "version of NVSHMEM: ranks disagree:\n\tranks 0, 2: 3.4.5\n\trank 1: 3.4.7", func(m *machine, rank int) *Options {
+			m.libs[rank].patch = []int32{0, 7, 0}[rank]
+			return m.options(rank)
+		}},
 		{"granularity", 1, errs.ErrInvalid, nvshmem.GranularityEnv, func(m *machine, rank int) *Options {
 			m.libs[rank].granule = "3M"
 			return m.options(rank)
