@@ -63,6 +63,9 @@ func TestTablesChooseAsTheCode(t *testing.T) {
 									if name == "NVIDIA H100 80GB HBM3" && size == 2 && want == TwoShotPush && asked != TwoShotPush && bytes > 24<<20 {
 										want = TwoShotFlow // which was measured since
 									}
+									if name != "NVIDIA H100 80GB HBM3" && size == 2 && want == TwoShotPush && asked == Auto && whole && bytes <= 4<<20 {
+										want = OneShotPush
+									}
 									if size == 4 && want == OneShotPush && asked == Auto && whole && bytes > 192<<10 {
 										want = TwoShotPush // likewise
 									}
