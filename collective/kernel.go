@@ -190,7 +190,7 @@ func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
 			return 0, err
 		}
 	}
-	if least := max(k.MinBlocks, f.clusterBlocks()); f.blocks < least {
+	if least := max(k.MinBlocks, clusterBlocks(f.function)); f.blocks < least {
 		return 0, errs.Invalid(call, "MinBlocks", least,
 			fmt.Sprintf("at most %d of %d threads, which are of use, the setting max-blocks of every rank allows, and leave room for others on its device", f.blocks, f.threads))
 	}
@@ -223,9 +223,7 @@ func (f *kernelForm) makeRoom(offers []memory.WorkspaceOffer, devices []deviceOf
 	return nil
 }
 
-// clusterBlocks is how many blocks a cluster of the kernel has, which are alike on all ranks: they have the same image.
-func (f *kernelForm) clusterBlocks() int { return clusterBlocks(f.function) }
-
+// clusterBlocks is how many blocks a cluster of a function has, which are alike on all ranks: they have the same image.
 func clusterBlocks(f device.Function) int {
 	if c, ok := f.(device.Clustered); ok {
 		return max(c.ClusterBlocks(), 1)
@@ -234,7 +232,7 @@ func clusterBlocks(f device.Function) int {
 }
 
 // wholeClusters takes away the blocks that make no whole cluster.
-func (f *kernelForm) wholeClusters() { f.blocks -= f.blocks % f.clusterBlocks() }
+func (f *kernelForm) wholeClusters() { f.blocks -= f.blocks % clusterBlocks(f.function) }
 
 // sharing counts the ranks on the device of rank.
 func sharing(offers []memory.WorkspaceOffer, rank int) int {

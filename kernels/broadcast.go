@@ -67,7 +67,7 @@ func (b *broadcast) spec(s *collective.Spec) {
 	size, bytes := b.in.WorldSize(), b.in.Bytes()
 	two := b.algorithm == TwoShotPull || b.algorithm == TwoShotPush || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= viaAllBytes(b.in.Device().Kind(), b.far())
 	v := &movement{maker: b.maker, pattern: ptx.Broadcast, root: b.root, passesOn: b.passesOn()}
-	v.inLines = v.passesOn && b.in.Device().Kind() == device.CUDA && bytes <= passLinesBytes(size) && b.wholePieces()
+	v.inLines = v.passesOn && bytes <= passLinesBytes(size) && b.wholePieces()
 	if !two || v.inLines {
 		v.phases = []phase{b.whole}
 	} else {

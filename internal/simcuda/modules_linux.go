@@ -190,19 +190,12 @@ func (m *Machine) moduleCalls(d *cu.Driver) {
 			return cu.Success
 		})
 	}
-	resident := func(f *function, threads int32, shared uint64) int32 {
-		if threads > 1024 || f.f.MaxThreads > 0 && int(threads) > f.f.MaxThreads {
-			return 0
-		}
-		warps := (threads + 31) / 32
-		return min(mostThreads/32/warps, mostRegisters/registers/32/warps, mostBlocks, int32(mostShared/(uint64(f.module.ptx.Shared())+shared+1<<10)))
-	}
 	d.OccupancyMaxActiveBlocks = func(blocks *int32, h cu.FunctionHandle, threads int32, shared uint64) cu.Result {
 		return kernel("cuOccupancyMaxActiveBlocksPerMultiprocessor", h, func(f *function) cu.Result {
 			if threads < 1 {
 				return cu.InvalidValue
 			}
-			*blocks = resident(f, threads, shared)
+			*blocks = f.resident(threads, shared)
 			return cu.Success
 		})
 	}
@@ -213,11 +206,20 @@ func (m *Machine) moduleCalls(d *cu.Driver) {
 			if len(attrs) != 1 || attrs[0].ID != cu.LaunchClusterDimension || attrs[0].Value[0] != uint32(n) || attrs[0].Value[1] != 1 || attrs[0].Value[2] != 1 || c.Grid[0]%uint32(n) != 0 {
 				return m.violation(cu.InvalidValue, "cuOccupancyMaxActiveClusters of clusters that the kernel was not compiled for")
 			}
-			*clusters = resident(f, int32(c.Block[0]*c.Block[1]*c.Block[2]), uint64(c.SharedBytes)) * int32(f.module.gpu.Multiprocessors) / n
+			*clusters = f.resident(int32(c.Block[0]*c.Block[1]*c.Block[2]), uint64(c.SharedBytes)) * int32(f.module.gpu.Multiprocessors) / n
 			return cu.Success
 		})
 	}
 	d.LaunchKernelEx = m.launch
+}
+
+// resident is how many blocks of so many threads, each with so many bytes of dynamic shared memory, a multiprocessor runs at a time.
+func (f *function) resident(threads int32, shared uint64) int32 {
+	if threads > 1024 || f.f.MaxThreads > 0 && int(threads) > f.f.MaxThreads {
+		return 0
+	}
+	warps := (threads + 31) / 32
+	return min(mostThreads/32/warps, mostRegisters/registers/32/warps, mostBlocks, int32(mostShared/(uint64(f.module.ptx.Shared())+shared+1<<10)))
 }
 
 // portableCluster is how many blocks a cluster may have if the function has not the attribute for more, which nobody sets here. CUDA C++ programming guide, thread block clusters.
@@ -249,8 +251,7 @@ func (m *Machine) launch(c *cu.LaunchConfig, h cu.FunctionHandle, params, extra 
 			return nil, m.violation(cu.InvalidValue, "cuLaunchKernelEx with %d bytes of shared memory, of %d", c.SharedBytes, most)
 		}
 		if n := f.f.Cluster; n > 1 {
-			// Of CUDA it is CUDA_ERROR_INVALID_CLUSTER_SIZE, which the binding has not.
-			fit := min(mostBlocks, min(mostThreads, mostRegisters/registers)/int(threads), mostShared/max(f.module.ptx.Shared(), 1))
+			fit := int(f.resident(int32(threads), uint64(c.SharedBytes)))
 			switch {
 			case int(c.Grid[0])%n != 0:
 				return nil, m.violation(cu.InvalidValue, "cuLaunchKernelEx of %v blocks in clusters of %d", c.Grid, n)

@@ -68,21 +68,31 @@ SYMMEM_DEVICE u32 e4m3(float x) {
   return sign | ((m >> 20) - 960);
 }
 
-// blockTotal is the sum over the block of up to 512 threads, the same in all of them: in a warp those 16 apart, then 8, 4, 2, 1; then of the warps, in order. Warps that are not there add 0,
-// which changes no sum of squares. turn is another one each time, so that nobody waits for those who have not read the last total.
-static SYMMEM_DEVICE float blockTotal(float v, u32 turn) {
-  enum : u32 { kWarps = 16 };
-  __shared__ __align__(16) float totals[2][kWarps];
-  float *warps = totals[turn % 2];
+enum : u32 { kWarps = 16 }; // of a row at most
+
+// warpTotal is the sum over the warp: of those 16 apart, then 8, 4, 2, 1. totalOf is that of warps, in order.
+SYMMEM_DEVICE float warpTotal(float v) {
 #pragma unroll
   for (u32 d = 16; d > 0; d /= 2) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = v;
-  if (threadIdx.x >= blockDim.x / 32 && threadIdx.x < kWarps) warps[threadIdx.x] = 0;
-  __syncthreads();
-  v = warps[0];
+  return v;
+}
+SYMMEM_DEVICE float totalOf(const float *warps) {
+  float v = warps[0];
 #pragma unroll
   for (u32 w = 1; w < kWarps; w++) v = __fadd_rn(v, warps[w]);
   return v;
+}
+
+// blockTotal is the sum over the block of up to 512 threads, the same in all of them. Warps that are not there add 0,
+// which changes no sum of squares. turn is another one each time, so that nobody waits for those who have not read the last total.
+static SYMMEM_DEVICE float blockTotal(float v, u32 turn) {
+  __shared__ __align__(16) float totals[2][kWarps];
+  float *warps = totals[turn % 2];
+  v = warpTotal(v);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = v;
+  if (threadIdx.x >= blockDim.x / 32 && threadIdx.x < kWarps) warps[threadIdx.x] = 0;
+  __syncthreads();
+  return totalOf(warps);
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -105,19 +115,14 @@ SYMMEM_DEVICE void meetCluster() { asm volatile("barrier.cluster.arrive.release.
 
 // clusterTotal is blockTotal of a cluster of C blocks, whose warps are counted through. Each warp stores its sum to all of them.
 template <u32 C> static SYMMEM_DEVICE float clusterTotal(float v, u32 turn) {
-  enum : u32 { kWarps = 16 };
   __shared__ __align__(16) float totals[2][kWarps];
   float *warps = totals[turn % 2];
-#pragma unroll
-  for (u32 d = 16; d > 0; d /= 2) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
+  v = warpTotal(v);
   if (turn == 0) awaitBegun();
   if (threadIdx.x % 32 < C) storeCluster(warps + (clusterRank() * blockDim.x + threadIdx.x) / 32, threadIdx.x % 32, v);
   if (threadIdx.x >= C * blockDim.x / 32 && threadIdx.x < kWarps) warps[threadIdx.x] = 0;
   meetCluster();
-  v = warps[0];
-#pragma unroll
-  for (u32 w = 1; w < kWarps; w++) v = __fadd_rn(v, warps[w]);
-  return v;
+  return totalOf(warps);
 }
 #endif
 

@@ -22,6 +22,9 @@ template <int W> SYMMEM_DEVICE u64 begun(const Push<W> &f, u32 reader, u32 write
 SYMMEM_DEVICE u32 firstVector() { return (blockIdx.x + gridDim.x * (threadIdx.x / 32)) * 32 + threadIdx.x % 32; }
 SYMMEM_DEVICE u32 vectorStep() { return gridDim.x * blockDim.x; }
 
+// behind is how many ranks are between one and another behind it: of what all others have of a rank, in the order behind it, the place.
+template <int W> SYMMEM_DEVICE u32 behind(u32 one, u32 another) { return (another > one ? another : another + W) - one - 1; }
+
 // closeTaken is for ranks that get lines and send none: it keeps the epoch when all threads of the block have had theirs. Not
 // early, as Push::close does: the host takes it that a launch has ended which is counted in all records, and may run the plan in another stream then, whose
 // launch would tell by kFlagBegun that lines were read which this one still waits for. Block.
@@ -173,7 +176,7 @@ template <int W> SYMMEM_DEVICE void passWhole(const PushParams<W> &p) {
   if (dead != 0) return;
   if (threadIdx.x == 0) storeRelaxed(begun(f, root, p.rank), epoch);
   const u64 mine = p.data[0] + buffer;
-  const u32 own = (p.rank > root ? p.rank : p.rank + W) - root - 1;
+  const u32 own = behind<W>(root, p.rank);
   for (u32 i = begin; i < length && own * length + i < p.vectors; i += step) {
     const u64 at = (own * length + i) * 16ull;
     Halves y[2];
@@ -190,7 +193,7 @@ template <int W> SYMMEM_DEVICE void passWhole(const PushParams<W> &p) {
     Halves y[W][2];
     u32 missing;
     auto wanted = [&](u32 k, u64 &at) { // of the shard of the k-th rank behind this one
-      const u32 q = f.peer(k), v = ((q > root ? q : q + W) - root - 1) * length + i;
+      const u32 q = f.peer(k), v = behind<W>(root, q) * length + i;
       at = v * 16ull;
       return q != root && v < p.vectors;
     };
@@ -305,7 +308,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
   const u64 slot = p.slot * 16ull, step = threads * 16ull;
   const Op op{p.op};
   // Where among the writers of owner's slots a rank is, and the peer that this thread waits for or tells, if it does.
-  auto place = [](u32 owner, u32 writer) { return (writer > owner ? writer : writer + W) - owner - 1; };
+  auto place = [](u32 owner, u32 writer) { return behind<W>(owner, writer); };
   // Where an owner's share begins in the inputs, in vectors, and how many of them a chunk has that begins at `first` of it. Root's is behind the end.
   auto begins = [&](u32 owner) { return (toRoot ? place(root, owner) : owner) * length; };
   auto vectorsOf = [&](u32 owner, u32 first) {

@@ -37,7 +37,7 @@ func init() {
 		mutant{file: "kernels/rms_norm.go", why: "clusters of rows that are shorter than their threads", tests: inNorm,
 			old: " && normThreads(n.rowBytes()) >= 32*ptx.NormCluster", new: ""},
 		mutant{file: "collective/kernel.go", why: "a part of a cluster", tests: []stage{{"collective", "Settle", usual}},
-			old: "f.blocks -= f.blocks % f.clusterBlocks()", new: "_ = f"},
+			old: "f.blocks -= f.blocks % clusterBlocks(f.function)", new: "_ = f"},
 		mutant{file: "device/cuda/launch.go", why: "a grid of parts of clusters", tests: []stage{{"device/cuda", "TestClusters", usual}},
 			old: "l.Grid[i]%n != 0", new: "false"},
 		mutant{file: "kernels/rms_norm.go", why: "overlaps are not looked for", tests: inNorm,

@@ -2749,7 +2749,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/kernel.go", why: "fewer blocks than a kernel must have", tests: inCollective,
-		old: "\tif least := max(k.MinBlocks, f.clusterBlocks()); f.blocks < least {",
+		old: "\tif least := max(k.MinBlocks, clusterBlocks(f.function)); f.blocks < least {",
 		new: "\tif least := 0; f.blocks < least {",
 	},
 	{
