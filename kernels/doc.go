@@ -30,8 +30,9 @@
 //
 // Between islands of GPUs this form goes by NCCL, on memory of backend nccl: a kernel sums up a shard on each rank of an island, or gets it from there, NCCL's all-reduce, broadcast, reduce or
 // reduce-scatter carries it between the ranks that have it, and a kernel brings it to the island. Long shards go in laps: while NCCL carries one, kernels do the next and the one before. What an
-// island has summed up is rounded to the dtype. Of two islands the order is theirs, and reduce and reduce-scatter have the bits of the all-reduce; of more it is NCCL's, which states
-// none, but every rank of an all-reduce has the same bits; and what becomes of a NaN in min and max is NCCL's. Averages are those of the islands' averages, of floats, and want islands of as many ranks. NCCL's own collectives know hosts and
+// island has summed up is rounded to the dtype. The order is that of the islands, and reduce and reduce-scatter have the bits of the all-reduce: of two islands NCCL adds the sums up; of more it
+// would do so in an order that it does not state, and only carries them, for kernels to combine. What becomes of a NaN in min and max is NCCL's between two islands. Averages are those of the
+// islands' averages, of floats, each counted as often as its island has ranks. NCCL's own collectives know hosts and
 // links too. Auto takes this form for an all-reduce between islands with as many ranks each, of 16 MiB and more for each rank of an island: over sockets, between pretended hosts, it took half the time. And it
 // takes it for an all-gather and a reduce-scatter of shares that are not of one length, which NCCL has not, if Transfers cannot be had. All else is NCCL's own, and has this form by its name. An all-to-all has the form there too: what is for the own island a kernel loads, and what is for others goes as between islands of
 // CPUs (below), by NCCL's sends and receives, all of a lap in one group; long blocks go straight beside that kernel. They end after the kernel timeout, also where a whole island does not come.

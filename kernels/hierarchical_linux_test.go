@@ -53,15 +53,7 @@ func onIslands(t *testing.T, islands []int, timeout time.Duration, broken *atomi
 
 // islandOrder is what an all-reduce of f32, f16 or bf16 over islands gives, by the order that Hierarchical states.
 func islandOrder(dtype tensor.DType, op Op, islands [][]int, value func(rank int) float32) float32 {
-	round := func(x float32) float32 {
-		switch dtype {
-		case tensor.Float16:
-			return tensor.F16From(x).Float32()
-		case tensor.BFloat16:
-			return tensor.BF16From(x).Float32()
-		}
-		return x
-	}
+	round := func(x float32) float32 { return rounded(dtype, x) }
 	step := func(x, y float32) float32 {
 		if op == Prod {
 			return x * y
@@ -90,6 +82,17 @@ func islandOrder(dtype tensor.DType, op Op, islands [][]int, value func(rank int
 	return round(all)
 }
 
+// rounded is x as an element of f32, f16 or bf16.
+func rounded(dtype tensor.DType, x float32) float32 {
+	switch dtype {
+	case tensor.Float16:
+		return tensor.F16From(x).Float32()
+	case tensor.BFloat16:
+		return tensor.BF16From(x).Float32()
+	}
+	return x
+}
+
 // TestHierarchicalOrder: every rank gets the same bits, those of the order that is stated: sums inside islands first, in the order of their ranks, then
 // these in the order of the islands; in place or not, of any number of elements at any place, several times, and from a graph.
 func TestHierarchicalOrder(t *testing.T) {
@@ -103,7 +106,7 @@ func TestHierarchicalOrder(t *testing.T) {
 				for i, n := range []int64{1, 77, 100_003, 700_001} {
 					dtype := []tensor.DType{tensor.BFloat16, tensor.Float16, tensor.Float32, tensor.Float32}[i]
 					op := []Op{Sum, Avg, Prod, Sum}[i]
-					if err := orderOnIslands(ctx, m, s, islands, dtype, op, n, i%2 == 0); err != nil {
+					if err := orderOnIslands(ctx, m, s, islands, islandOrder, dtype, op, n, i%2 == 0); err != nil {
 						return fmt.Errorf("%s of %d %s: %w", op, n, dtype, err)
 					}
 				}
@@ -113,7 +116,10 @@ func TestHierarchicalOrder(t *testing.T) {
 	}
 }
 
-func orderOnIslands(ctx context.Context, m *memory.Memory, s device.Stream, islands [][]int, dtype tensor.DType, op Op, n int64, inPlace bool) error {
+// islandResult is what an all-reduce over islands gives of what each rank has.
+type islandResult func(dtype tensor.DType, op Op, islands [][]int, value func(rank int) float32) float32
+
+func orderOnIslands(ctx context.Context, m *memory.Memory, s device.Stream, islands [][]int, order islandResult, dtype tensor.DType, op Op, n int64, inPlace bool) error {
 	const before, behind = 3, 5 // so that nothing is aligned
 	var whole [2]*tensor.Tensor
 	var parts [2]tensor.SymmetricTensor
@@ -158,7 +164,7 @@ func orderOnIslands(ctx context.Context, m *memory.Memory, s device.Stream, isla
 	}
 	var want []byte
 	for i := range n {
-		want = appendFloat32(want, dtype, islandOrder(dtype, op, islands, func(rank int) float32 { return value(rank, i) }))
+		want = appendFloat32(want, dtype, order(dtype, op, islands, func(rank int) float32 { return value(rank, i) }))
 	}
 	check := func(what string) error {
 		got := make([]byte, len(want))

@@ -31,7 +31,8 @@ import (
 // leaves.
 //
 // The order is that of the sums: those of an island in the order of its ranks, rounded to the dtype, and then those of the islands. Of two islands any order
-// gives the same bits; of more it is NCCL's, which promises none. An average is that of the islands' averages, which have to have as many ranks for it.
+// gives the same bits, and NCCL may sum up. Of more it promises none, so that it only carries what kernels combine (rails_messages.go). An average is that of the islands' averages, each counted
+// as often as its island has ranks.
 
 // A lap is of railLapBytes of a shard at most, unless these were more than railMostLaps: each lap is some launches, and a call of NCCL's that is tried when the
 // plan is made. Where each island brings or gets other bytes, as of an all-gather, two of them have so much. The first is a guess at what keeps a network busy for
@@ -40,7 +41,7 @@ var railLapBytes = int64(8 << 20)
 
 const railMostLaps = 32
 
-// railSlots is how many laps have room of their own in the workspace.
+// railSlots is how many laps have room of their own in the workspace, where those of one go over rails once.
 const railSlots = 2
 
 // stretch is a range of bytes of the message.
@@ -66,6 +67,7 @@ type railForm struct {
 
 	moves    railMoves
 	puts     *railPuts     // what carries parts over rails in NCCL's place, or nil
+	messages *railMessages // what NCCL carries for kernels to combine, or nil
 	exchange *railExchange // how blocks are exchanged, of an all-to-all
 }
 
@@ -106,6 +108,8 @@ func newRails(in, out tensor.SymmetricTensor, specOut int, op Op, maxBlocks int,
 	f.moved = min(f.lap*int64(f.rails*len(f.shards)), max(in.Bytes(), out.Bytes()))
 	if f.crosses() && in.Memory().Backend().Name() != NCCL.Backend() {
 		f.puts = &railPuts{}
+	} else if f.crosses() && op != 0 && (len(f.islands) > 2 || op == Avg && !alikeIslands(f.islands)) {
+		f.messages = &railMessages{}
 	}
 	return f
 }
@@ -192,18 +196,28 @@ func (f *railForm) lapOf(part, place, lap int) []stretch {
 	return between(f.shards[part][place], int64(lap)*f.lap, int64(lap+1)*f.lap)
 }
 
-// workspace makes the workspace have rooms for laps, of a lap's bytes each: so many for what is this rank's, and, for puts, one for each other island behind these.
+// workspace makes the workspace have rooms for laps, of a lap's bytes each: so many for what is this rank's, and behind these what holds the parts of the other islands: for puts a room each.
 func (f *railForm) workspace(s *collective.Spec, own int) {
 	f.own, f.rooms = own, own
 	if f.puts != nil {
 		f.rooms += len(f.islands) - 1
+	} else if f.messages != nil {
+		f.rooms += int((int64(len(f.islands)-1)*f.messages.most + f.lap - 1) / f.lap)
 	}
-	s.Workspace = int64(min(f.laps, railSlots)) * int64(f.rooms) * f.lap
+	s.Workspace = int64(min(f.laps, f.slots())) * int64(f.rooms) * f.lap
+}
+
+// slots is how many laps have room of their own in the workspace.
+func (f *railForm) slots() int {
+	if f.twice() {
+		return railSlots + 1
+	}
+	return railSlots
 }
 
 // roomAt is where in the workspace a room of a lap is.
 func (f *railForm) roomAt(lap, room int) int64 {
-	return (int64(lap%railSlots)*int64(f.rooms) + int64(room)) * f.lap
+	return (int64(lap%f.slots())*int64(f.rooms) + int64(room)) * f.lap
 }
 
 // each is the bytes of a lap that every rank of a rail brings, or gets, or more.
@@ -231,9 +245,6 @@ func checkRails(m *memory.Memory, dtype tensor.DType, op Op) error {
 	}
 	if !Supported(device.CUDA, Hierarchical, dtype, op, m.Group().Size()) {
 		return fmt.Errorf("%s on GPUs has no %s of %s: %w", Hierarchical, op, dtype, errs.ErrUnsupported)
-	}
-	if islands := islandRanks(m.Islands()); op == Avg && !alikeIslands(islands) {
-		return fmt.Errorf("%s has averages of islands with as many ranks each only, and these are %v: take another form: %w", Hierarchical, islands, errs.ErrUnsupported)
 	}
 	return nil
 }
@@ -278,8 +289,18 @@ func (a *allReduce) byRails(s *collective.Spec) {
 		},
 		leaves: func(at *collective.Addresses, lap int) []ptx.Piece { return f.others(at, lap) },
 	}
-	if f.puts != nil {
+	switch {
+	case f.puts != nil:
 		f.allReducePuts(s)
+	case f.messages != nil:
+		f.cutForAll(func(lap int, _ device.Ptr) (at device.Ptr) {
+			for _, x := range f.lapOf(0, f.local, lap) {
+				at = f.out.Ptr().Add(x.lo)
+			}
+			return at
+		}, func(int) bool { return true })
+		f.workspace(s, 1)
+		f.moves.sums = f.sumsAside
 	}
 	f.spec(s)
 }
@@ -411,13 +432,24 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 		return nil
 	}
 	own := b.Workspace(b.Rank())
-	// A word for each lap: one may come while another is looked at. It is not 0 before its rail has brought it, so that of a rail which was cut off it never is.
-	unheard := bytes.Repeat([]byte{1}, 4*f.laps)
+	calls, combine, err := f.moves.calls, func(int) {}, error(nil)
+	launches := f.laps
+	if f.messages != nil {
+		calls = f.messaged
+		if combine, err = f.combining(b); err != nil {
+			return err
+		}
+		if f.twice() {
+			launches++ // what was combined of the last lap
+		}
+	}
+	// A word for each launch: one may come while another is looked at. It is not 0 before its rail has brought it, so that of a rail which was cut off it never is.
+	unheard := bytes.Repeat([]byte{1}, 4*launches)
 	heard, again := b.Upload(unheard), b.Upload(unheard)
-	rails := make([]libraryLaunch, f.laps)
+	rails := make([]libraryLaunch, launches)
 	for lap := range rails {
 		// A word goes with it: the largest of the rail's.
-		calls := append(f.moves.calls(lap, own), memory.LibraryCall{
+		calls := append(calls(lap, own), memory.LibraryCall{
 			In: b.Dead(), Out: heard.Add(4 * int64(lap)), Count: 1, DType: tensor.Uint32.String(), Op: Max.String(),
 		})
 		rail, err := f.in.Memory().PrepareCollective(ctx, memory.Place{}, memory.Place{}, 0, 0, memory.LibraryCollective{Name: NCCL.String(), Parts: f.parts(), Calls: calls, Beside: f.lane()})
@@ -446,10 +478,11 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 	if f.laps > 1 {
 		enter(1)
 	}
-	for lap := range f.laps {
+	leaves := 0
+	for lap := range launches {
 		b.JoinInTime(f.late)
 		watch(lap)
-		if lap+1 < f.laps {
+		if lap+1 < launches && !f.twice() {
 			send(lap + 1)
 		}
 		words := []device.Ptr{heard.Add(4 * int64(lap))}
@@ -459,7 +492,14 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 		for _, word := range words {
 			b.StopIf(word, f.told)
 		}
-		b.Waiting(leavesLap(lap))
+		combine(lap)
+		if lap+1 < launches && f.twice() {
+			send(lap + 1) // with what was combined of this one
+		}
+		if !f.twice() || lap > 0 {
+			b.Waiting(leavesLap(leaves))
+			leaves++
+		}
 		if lap+2 < f.laps {
 			enter(lap + 2)
 		}

@@ -186,8 +186,11 @@ func (r *reduction) byRails(s *collective.Spec) {
 	if f == nil {
 		return
 	}
-	f.workspace(s, 1) // what the island, and then the rail, has combined of a lap
 	first := newIslandPlace(r.root, f.islands, true)
+	if f.messages != nil {
+		f.cutForAll(func(lap int, own device.Ptr) device.Ptr { return own.Add(f.roomAt(lap, 0)) }, func(island int) bool { return island == first.island })
+	}
+	f.workspace(s, 1) // what the island, and then the rail, has combined of a lap
 	if f.puts != nil {
 		f.puts.brings = func(lap, island int) (room int, bytes int64) {
 			if island == first.island {
@@ -231,8 +234,8 @@ func (r *reduction) byRails(s *collective.Spec) {
 }
 
 // scatterByRails makes the spec that of a reduce-scatter over rails. What an island has combined for each island is in the workspace one behind the other, in the
-// order in which NCCL numbers the ranks of the rail, as long for each, and behind it what the rail has combined of what this island gets. For puts each island has a room of its own there, and what
-// the rail has combined goes to that of this island.
+// order in which NCCL numbers the ranks of the rail, as long for each, and behind it what the rail has combined of what this island gets. Where kernels combine that, each island has a room of its own
+// there, and it goes to that of this island.
 func (r *reduction) scatterByRails(s *collective.Spec) {
 	n, size, width := r.in.NumElements(), r.in.WorldSize(), r.in.DType().Bytes()
 	share := func(rank int) (lo, hi int64) {
@@ -244,21 +247,27 @@ func (r *reduction) scatterByRails(s *collective.Spec) {
 		return
 	}
 	rooms := len(f.islands)
-	if f.puts == nil {
+	aside := f.puts != nil || f.messages != nil // kernels combine what comes of the rail
+	if !aside {
 		rooms++
+	}
+	bytes := func(lap, island int) int64 { return sizeOf(f.lapOf(island, f.local, lap)) }
+	if m := f.messages; m != nil {
+		m.part = func(lap, island int) (int64, int64) { return f.roomAt(lap, island), bytes(lap, island) }
+		m.most = f.lap
+		m.result = func(lap, island int, own device.Ptr) device.Ptr { return own.Add(f.roomAt(lap, island)) }
 	}
 	f.workspace(s, rooms)
 	result := func(lap int) int64 {
 		switch {
 		case !f.crosses():
 			return f.roomAt(lap, 0)
-		case f.puts != nil:
+		case aside:
 			return f.roomAt(lap, f.island)
 		}
 		return f.roomAt(lap, len(f.islands))
 	}
 	if f.puts != nil {
-		bytes := func(lap, island int) int64 { return sizeOf(f.lapOf(island, f.local, lap)) }
 		f.puts.brings = func(lap, island int) (int, int64) { return island, bytes(lap, island) }
 		f.puts.takes = func(lap int, own device.Ptr) (device.Ptr, int, int64) {
 			return own.Add(result(lap)), f.island, bytes(lap, f.island)
@@ -269,7 +278,7 @@ func (r *reduction) scatterByRails(s *collective.Spec) {
 			for i := range f.islands {
 				to := own.Add(f.roomAt(lap, 0))
 				switch {
-				case f.puts != nil:
+				case aside:
 					to = own.Add(f.roomAt(lap, i))
 				case f.owns():
 					to = to.Add(int64(f.number(f.local, i)) * f.each(lap))

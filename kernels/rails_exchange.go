@@ -8,7 +8,6 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/memory"
-	"github.com/symmem/symmem/tensor"
 )
 
 // An all-to-all over rails. Inside islands each rank loads what is for it. Between islands, short blocks go as in an exchange of islands of CPUs (hierarchical_exchange.go): what the ranks of
@@ -48,7 +47,7 @@ func (a *allToAll) byRails(s *collective.Spec) {
 	s.Parameters += fmt.Sprintf(", straight %t", x.straight)
 	f.moves = railMoves{
 		loads:  func(at *collective.Addresses, lap int) []ptx.Piece { return f.exchanged(x, at, lap) },
-		calls:  func(lap int, own device.Ptr) []memory.LibraryCall { return f.messages(x, own, lap) },
+		calls:  func(lap int, own device.Ptr) []memory.LibraryCall { return f.exchangeCalls(x, own, lap) },
 		leaves: func(at *collective.Addresses, lap int) []ptx.Piece { return f.unpacked(x, at.Workspace(f.local), lap) },
 	}
 	f.spec(s)
@@ -153,23 +152,20 @@ func (f *railForm) sent(x *railExchange, own device.Ptr, lap int) (all []collect
 	return all
 }
 
-// messages is what NCCL sends and receives of a lap: what other ranks get, and what comes of them in turn.
-func (f *railForm) messages(x *railExchange, own device.Ptr, lap int) (all []memory.LibraryCall) {
-	message := func(what string, peer int, in, out device.Ptr, bytes int64) {
-		all = append(all, memory.LibraryCall{Collective: what, Root: peer, In: in, Out: out, Count: bytes, DType: tensor.Uint8.String(), Op: Sum.String()})
-	}
+// exchangeCalls is what NCCL sends and receives of a lap: what other ranks get, and what comes of them in turn.
+func (f *railForm) exchangeCalls(x *railExchange, own device.Ptr, lap int) (all []memory.LibraryCall) {
 	for _, put := range f.sent(x, own, lap) {
-		message("send", put.Peer, put.Local, 0, put.Bytes)
+		all = append(all, sendCall(put.Peer, put.Local, put.Bytes))
 	}
 	if x.straight {
 		for _, r := range f.far() {
 			from := f.part(x, r, lap)
-			message("receive", r, 0, f.out.Ptr().Add(from.lo), from.bytes())
+			all = append(all, receiveCall(r, f.out.Ptr().Add(from.lo), from.bytes()))
 		}
 		return all
 	}
 	for _, island := range f.otherIslands() {
-		message("receive", f.carrier(island), 0, own.Add(f.slotAt(x, lap, island)), f.packBytes(x, lap, island))
+		all = append(all, receiveCall(f.carrier(island), own.Add(f.slotAt(x, lap, island)), f.packBytes(x, lap, island)))
 	}
 	return all
 }

@@ -102,7 +102,7 @@ func everyRail(ctx context.Context, m *memory.Memory, hosts [][]int) (err error)
 			if c.dtype == 0 {
 				c.dtype = tensor.BFloat16
 			}
-			if c.op == Prod || c.op == Avg && (!c.dtype.IsFloat() || size != 4 || !alikeIslands(hosts)) {
+			if c.op == Prod || c.op == Avg && (!c.dtype.IsFloat() || size != 4) {
 				c.op = Sum // exact in any order
 			}
 		}
@@ -128,30 +128,73 @@ func everyRail(ctx context.Context, m *memory.Memory, hosts [][]int) (err error)
 // combines reports whether it is a reduction.
 func (c collectiveTest) combines() bool { return c.what == "reduce" || c.what == "reduce-scatter" }
 
-// TestRailOrder: over two hosts of GPUs, the result of a reduce-scatter, and of a reduction to any rank, has the bits of an all-reduce in the form, and that has, in any number of laps, those of
-// the order that it states.
+// TestRailOrder: over hosts of GPUs, an all-reduce has the bits of the order that is stated, in any number of laps, and so have a reduce-scatter, and a reduction to any rank.
 func TestRailOrder(t *testing.T) {
-	shortRails(t, 2<<10)
-	for _, hosts := range [][][]int{{{0, 1}, {2, 3}}, {{0, 3}, {1, 2}}, {{0, 1, 2}, {3}}} {
-		backendtest.RequireAll(t, onGPUHosts(t, hosts, 1, 2*time.Minute, nil, func(ctx context.Context, _ *group.Group, m *memory.Memory) error {
-			s, err := m.Device().NewStream()
-			if err != nil {
-				return err
+	for _, lap := range []int64{1 << 20, 1 << 10} {
+		for _, hosts := range [][][]int{
+			{{0, 1}, {2, 3}}, {{0, 3}, {1, 2}}, {{0, 1, 2}, {3}}, {{0, 3}, {1}, {2}}, {{0}, {1}, {2}}, {{0, 2}, {1, 5}, {3, 4}}, {{0}, {1}, {2, 3, 5}, {4}}, {{0}, {1}, {2}, {3}, {4}},
+		} {
+			if (testing.Short() || !fullMatrix) && (len(hosts) > 3 || lap >= 1<<20 && len(hosts) < 3) {
+				continue
 			}
-			for i, n := range []int64{503, 5003} {
-				for _, op := range []Op{Sum, Avg} {
-					if op == Avg && !alikeIslands(hosts) {
-						continue
-					}
-					dtype := []tensor.DType{tensor.Float16, tensor.Float32}[i]
-					if err := sameAsAllReduce(ctx, m, s, dtype, op, n); err != nil {
-						return fmt.Errorf("hosts %v, %s of %d %s: %w", hosts, op, n, dtype, err)
-					}
-				}
-			}
-			return s.Close()
-		}))
+			t.Run(fmt.Sprintf("%v/laps of %d", hosts, lap), func(t *testing.T) {
+				shortRails(t, lap)
+				backendtest.RequireAll(t, onGPUHosts(t, hosts, 1, 2*time.Minute, nil, func(ctx context.Context, _ *group.Group, m *memory.Memory) error {
+					return railsInOrder(ctx, m, hosts)
+				}))
+			})
+		}
 	}
+}
+
+// railsInOrder looks at the bits of what is combined over rails.
+func railsInOrder(ctx context.Context, m *memory.Memory, hosts [][]int) error {
+	s, err := m.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	for i, n := range []int64{503, 5003} {
+		for _, op := range []Op{Sum, Avg} {
+			dtype := []tensor.DType{tensor.Float16, tensor.Float32}[i]
+			if err := sameAsAllReduce(ctx, m, s, dtype, op, n); err != nil {
+				return fmt.Errorf("hosts %v, %s of %d %s: %w", hosts, op, n, dtype, err)
+			}
+			if size := m.Group().Size(); op == Avg && size&(size-1) != 0 {
+				continue // a product or a quotient
+			}
+			if err := orderOnIslands(ctx, m, s, hosts, railOrder, dtype, op, n, i == 0); err != nil {
+				return fmt.Errorf("hosts %v, order of %s of %d %s: %w", hosts, op, n, dtype, err)
+			}
+		}
+	}
+	return s.Close()
+}
+
+// railOrder is what an all-reduce over rails gives. It is that of islands of CPUs but for averages, which are those of averages.
+func railOrder(dtype tensor.DType, op Op, islands [][]int, value func(rank int) float32) float32 {
+	if op != Avg {
+		return islandOrder(dtype, op, islands, value)
+	}
+	var all []float32 // the average of each island, as often as it has ranks
+	for _, ranks := range islands {
+		sum := value(ranks[0])
+		for _, r := range ranks[1:] {
+			sum += value(r)
+		}
+		all = append(all, slices.Repeat([]float32{rounded(dtype, sum/float32(len(ranks)))}, len(ranks))...)
+	}
+	if alikeIslands(islands) {
+		each := len(islands[0])
+		for i := range islands {
+			all[i] = all[each*i]
+		}
+		all = all[:len(islands)]
+	}
+	sum := all[0]
+	for _, x := range all[1:] {
+		sum += x
+	}
+	return rounded(dtype, sum/float32(len(all)))
 }
 
 // railPlans makes a plan of each collective over rails, on tensors that close closes.
@@ -242,7 +285,11 @@ func eachRail(t *testing.T, f func(t *testing.T, what string)) {
 		straightBlocks(t)
 		f(t, "all-to-all")
 	})
-	for _, what := range []string{"all-reduce", "broadcast", "reduce", "reduce-scatter", "all-gather", "all-to-all"} {
+	inLaps(t, []string{"all-reduce", "broadcast", "reduce", "reduce-scatter", "all-gather", "all-to-all"}, f)
+}
+
+func inLaps(t *testing.T, whats []string, f func(t *testing.T, what string)) {
+	for _, what := range whats {
 		for _, lap := range []int64{1 << 20, 1 << 10} {
 			t.Run(fmt.Sprintf("%s/laps of %d", what, lap), func(t *testing.T) {
 				shortRails(t, lap)
@@ -252,6 +299,14 @@ func eachRail(t *testing.T, f func(t *testing.T, what string)) {
 	}
 }
 
+// eachRailOfHosts is eachRail over NCCL: with two hosts, and with three, between which reductions go by messages.
+func eachRailOfHosts(t *testing.T, f func(t *testing.T, what string, hosts [][]int)) {
+	eachRail(t, func(t *testing.T, what string) { f(t, what, [][]int{{0, 1}, {2, 3}}) })
+	t.Run("three hosts", func(t *testing.T) {
+		inLaps(t, []string{"all-reduce", "reduce", "reduce-scatter"}, func(t *testing.T, what string) { f(t, what, [][]int{{0, 1}, {2, 3}, {4, 5}}) })
+	})
+}
+
 // TestRailsLateRank: a rank that does not come makes the run fail on every other rank, on those of other hosts too, whatever of it was on its way, and no rank waits for ever, also not in NCCL, nor
 // does the rank that comes when the others have given up. A new plan can be made then, and runs.
 func TestRailsLateRank(t *testing.T) {
@@ -259,8 +314,8 @@ func TestRailsLateRank(t *testing.T) {
 		for _, c := range []struct {
 			hosts [][]int
 			late  int
-		}{{[][]int{{0, 1}, {2}}, 1}, {[][]int{{0, 1}, {2}}, 2}, {[][]int{{0, 1}, {2, 3}}, 1}} {
-			if (testing.Short() || !fullMatrix) && len(c.hosts[1]) > 1 {
+		}{{[][]int{{0, 1}, {2}}, 1}, {[][]int{{0, 1}, {2}}, 2}, {[][]int{{0, 1}, {2, 3}}, 1}, {[][]int{{0, 1}, {2}, {3}}, 1}, {[][]int{{0, 1}, {2}, {3}}, 3}} {
+			if (testing.Short() || !fullMatrix) && len(c.hosts[1]) > 1 || len(c.hosts) > 2 && !strings.Contains(what, "reduce") {
 				continue
 			}
 			t.Run(fmt.Sprintf("%v/%d", c.hosts, c.late), func(t *testing.T) {
@@ -382,17 +437,17 @@ func heldGroups(f *ncclib.Functions, wordAtOnce bool, end func(all func() ncclib
 // TestRailsFailedCall: a call of NCCL's that fails on one rank, in the first lap or in the last, ends the run on every rank, with an error that has its condition. If it says so of what is on
 // its way nevertheless, others may have their result, and their next run fails.
 func TestRailsFailedCall(t *testing.T) {
-	eachRail(t, func(t *testing.T, what string) { failedCall(t, what, false) })
+	eachRailOfHosts(t, func(t *testing.T, what string, hosts [][]int) { failedCall(t, what, hosts, false) })
 	for _, lap := range []int64{1 << 20, 1 << 10} {
 		t.Run(fmt.Sprintf("on its way/laps of %d", lap), func(t *testing.T) {
 			shortRails(t, lap)
-			failedCall(t, "all-gather", true) // what ends the run is the same for all of them
+			failedCall(t, "all-gather", [][]int{{0, 1}, {2, 3}}, true) // what ends the run is the same for all of them
 		})
 	}
 }
 
-func failedCall(t *testing.T, what string, sent bool) {
-	var arm [4]atomic.Int64 // how many groups of a rank succeed; negative: all
+func failedCall(t *testing.T, what string, hosts [][]int, sent bool) {
+	var arm [6]atomic.Int64 // how many groups of a rank succeed; negative: all
 	for i := range arm {
 		arm[i].Store(-1)
 	}
@@ -411,7 +466,7 @@ func failedCall(t *testing.T, what string, sent bool) {
 			return ncclib.SystemError
 		})
 	}
-	backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0, 1}, {2, 3}}, 1, 2*time.Second, failing, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+	backendtest.RequireAll(t, onGPUHosts(t, hosts, 1, 2*time.Second, failing, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 		_, closeAll, s, p, err := railPlan(ctx, m, what)
 		if err != nil {
 			return err
@@ -446,7 +501,7 @@ func failedCall(t *testing.T, what string, sent bool) {
 // TestRailsWordFirst: NCCL does what it gets as one in any order. Where a rail is cut off when the word has come, which says that nobody has given up, and
 // the rest has not, the kernels behind it give up too, so that no rank of the island loads what is not there.
 func TestRailsWordFirst(t *testing.T) {
-	eachRail(t, func(t *testing.T, what string) {
+	eachRailOfHosts(t, func(t *testing.T, what string, hosts [][]int) {
 		var arm atomic.Bool
 		change := func(rank int, f *ncclib.Functions) {
 			heldGroups(f, true, func(all func() ncclib.Result) ncclib.Result {
@@ -457,7 +512,7 @@ func TestRailsWordFirst(t *testing.T) {
 				return all()
 			})
 		}
-		backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0, 1}, {2, 3}}, 1, 2*time.Second, change, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+		backendtest.RequireAll(t, onGPUHosts(t, hosts, 1, 2*time.Second, change, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 			_, closeAll, s, p, err := railPlan(ctx, m, what)
 			if err != nil {
 				return err
@@ -480,8 +535,8 @@ func TestRailsWordFirst(t *testing.T) {
 
 // TestRailsLostRank: a rank that is lost ends the run on every other rank, and is named.
 func TestRailsLostRank(t *testing.T) {
-	eachRail(t, func(t *testing.T, what string) {
-		failed := onGPUHosts(t, [][]int{{0, 1}, {2, 3}}, 1, time.Minute, nil, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+	eachRailOfHosts(t, func(t *testing.T, what string, hosts [][]int) {
+		failed := onGPUHosts(t, hosts, 1, time.Minute, nil, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 			return lostRail(ctx, g, m, what)
 		})
 		requireLost(t, failed)
@@ -504,7 +559,10 @@ func lostRail(ctx context.Context, g *group.Group, m *memory.Memory, what string
 }
 
 func requireLost(t *testing.T, failed []error) {
-	for rank, err := range failed[:3] {
+	for rank, err := range failed {
+		if rank == 3 {
+			continue
+		}
 		require.ErrorIs(t, err, errs.ErrPeerLost, "rank %d", rank)
 		require.ErrorContains(t, err, "rank 3")
 	}
@@ -562,7 +620,7 @@ func TestRailsByAuto(t *testing.T) {
 			{"reduce-scatter of u16", 0, errs.ErrUnsupported, func() (*Plan, error) {
 				return NewReduceScatter(ctx, part(u16, 40, 59), part(u16, 0, 20), Sum, &Options{Algorithm: Hierarchical})
 			}},
-			{"averages of unequal hosts", 0, errs.ErrUnsupported, func() (*Plan, error) {
+			{"averages of unequal hosts", Hierarchical, nil, func() (*Plan, error) {
 				return NewReduce(ctx, part(f32, 0, 59), part(f32, 100, 59), Avg, 1, &Options{Algorithm: Hierarchical})
 			}},
 			{"averages of integers", 0, errs.ErrUnsupported, func() (*Plan, error) {

@@ -1,6 +1,8 @@
 package kernels
 
 import (
+	"slices"
+
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 )
@@ -95,15 +97,54 @@ func (f *railForm) turn(b *collective.Builder, lap, turn int) (all []collective.
 func (f *railForm) combine(b *collective.Builder, reduce localReduce, lap int) {
 	own := b.Workspace(b.Rank())
 	dst, room, n := f.puts.takes(lap, own)
-	var srcs []device.Ptr // in the order of the islands
-	for i := range f.islands {
-		from := room
-		if i != f.island {
-			from = f.roomOf(f.island, i)
+	reduce(f.sources(func(island int) device.Ptr {
+		if island == f.island {
+			return own.Add(f.roomAt(lap, room))
 		}
-		srcs = append(srcs, own.Add(f.roomAt(lap, from)))
+		return own.Add(f.roomAt(lap, f.roomOf(f.island, island)))
+	}), dst, n)
+}
+
+// sources is what is combined of the islands, in their order, of where each has it: of an average as often as it has ranks, or in that proportion.
+func (f *railForm) sources(at func(island int) device.Ptr) (all []device.Ptr) {
+	for i, n := range f.counts() {
+		all = append(all, slices.Repeat([]device.Ptr{at(i)}, n)...)
 	}
-	reduce(srcs, dst, n)
+	return all
+}
+
+// counts is how often each island counts in what is combined of all.
+func (f *railForm) counts() []int {
+	counts := make([]int, len(f.islands))
+	common := 0
+	for i, ranks := range f.islands {
+		counts[i] = 1
+		if f.op == Avg {
+			counts[i] = len(ranks)
+		}
+		for a, b := common, counts[i]; ; a, b = b, a%b {
+			if b == 0 {
+				common = a
+				break
+			}
+		}
+	}
+	for i := range counts {
+		counts[i] /= common
+	}
+	return counts
+}
+
+// newReduce makes what combines what islands have combined.
+func (f *railForm) newReduce(b *collective.Builder) (localReduce, error) {
+	c := cudaReduce{dtype: f.in.DType(), op: f.op, dead: b.Dead(), maxBlocks: f.maxBlocks}
+	for i, n := range f.counts() {
+		if i < f.island {
+			c.rank += n
+		}
+		c.size += n
+	}
+	return c.prepare(b, f.in.Device())
 }
 
 // railSteps takes the steps of a run by puts. Those of a rail are nothing for a rank that is on none.
@@ -185,8 +226,7 @@ func (f *railForm) addPuts(b *collective.Builder, sum *railKernel) error {
 	s := railBuilder{railForm: f, Builder: b, sum: sum}
 	if f.op != 0 {
 		var err error
-		c := cudaReduce{dtype: f.in.DType(), op: f.op, rank: f.island, size: len(f.islands), dead: b.Dead(), maxBlocks: f.maxBlocks}
-		if s.reduce, err = c.prepare(b, f.in.Device()); err != nil {
+		if s.reduce, err = f.newReduce(b); err != nil {
 			return err
 		}
 	}

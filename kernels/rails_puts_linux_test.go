@@ -157,27 +157,12 @@ func TestRailPutBlocks(t *testing.T) {
 	}
 }
 
-// TestRailPutsOrder: a reduction to any rank and a reduce-scatter over three islands have the bits of an all-reduce, which are those of the order of the islands.
+// TestRailPutsOrder is [TestRailOrder] by puts.
 func TestRailPutsOrder(t *testing.T) {
 	shortRails(t, 2<<10)
-	for _, islands := range [][][]int{{{0, 1}, {2}, {3}}, {{0, 3}, {1, 2}}} {
+	for _, islands := range [][][]int{{{0, 1}, {2}, {3}}, {{0, 3}, {1, 2}}, {{0, 1, 2}, {3}}} {
 		backendtest.RequireAll(t, onWired(t, &wire{islands: islands}, 1, 2*time.Minute, func(ctx context.Context, _ *group.Group, m *memory.Memory) error {
-			s, err := m.Device().NewStream()
-			if err != nil {
-				return err
-			}
-			for i, n := range []int64{503, 5003} {
-				for _, op := range []Op{Sum, Avg} {
-					if op == Avg && !alikeIslands(islands) {
-						continue
-					}
-					dtype := []tensor.DType{tensor.Float16, tensor.Float32}[i]
-					if err := sameAsAllReduce(ctx, m, s, dtype, op, n); err != nil {
-						return fmt.Errorf("islands %v, %s of %d %s: %w", islands, op, n, dtype, err)
-					}
-				}
-			}
-			return s.Close()
+			return railsInOrder(ctx, m, islands)
 		}))
 	}
 }

@@ -98,13 +98,53 @@ func exactly(dtype tensor.DType, x float64) float64 {
 	return x
 }
 
-func (b *bits) run(ctx context.Context) (err error) {
-	e := b.e
-	w := e.R.WorldSize()
-	if b.n = 1_037; !e.Short {
+// statedOrderCase: a sum over islands has the bits of the order that is stated, that of an island's ranks, rounded, and then that of the islands; whatever the tensor is a part of, and however it
+// is split.
+func statedOrderCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
+	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		b := &bits{e: e, dtype: dtype, op: kernels.Sum}
+		b.fill()
+		b.want = b.byIslands()
+		if err := b.bring(ctx); err != nil {
+			return err
+		}
+		opts := kernels.AllReduceOptions{Algorithm: alg}
+		if err := errors.Join(b.whole(ctx, opts), b.split(ctx, opts), closeAll(ctx, b.out, b.in)); err != nil {
+			return fmt.Errorf("%s: %w", dtype, err)
+		}
+	}
+	return nil
+}
+
+// byIslands is what the values give in the order of the islands, of which each is rounded.
+func (b *bits) byIslands() []byte {
+	islands := b.e.R.Memory().Islands()
+	var out []byte
+	for i := range b.n {
+		var all float32
+		for first, of := range islands {
+			if first != of {
+				continue // not the lowest rank of one
+			}
+			var sum float32
+			for r, v := range b.values {
+				if islands[r] == first {
+					sum += float32(v[i])
+				}
+			}
+			all += float32(exactly(b.dtype, float64(sum)))
+		}
+		out = appendFloat(out, b.dtype, float64(all))
+	}
+	return out
+}
+
+// fill makes the values.
+func (b *bits) fill() {
+	if b.n = 1_037; !b.e.Short {
 		b.n = 70_001
 	}
-	for r := range w {
+	for r := range b.e.R.WorldSize() {
 		random := rand.New(rand.NewPCG(uint64(r), uint64(b.dtype)))
 		var v []float64
 		for range b.n { // numbers of sizes that are far apart lose digits, other ones in another order
@@ -112,11 +152,38 @@ func (b *bits) run(ctx context.Context) (err error) {
 		}
 		b.values = append(b.values, v)
 	}
+}
+
+func (b *bits) run(ctx context.Context) (err error) {
+	e := b.e
+	w := e.R.WorldSize()
+	b.fill()
 	b.want = b.ordered(false)
 	// Two give the same in both orders. 16-bit floats are summed up in 24 bits, which is enough for few.
 	if w > 2 && b.dtype.Bytes() >= 4 && string(b.want) == string(b.ordered(true)) {
 		return errors.New("the order of the ranks does not show in these values")
 	}
+	if err := b.bring(ctx); err != nil {
+		return err
+	}
+	for _, alg := range append(kernels.Algorithms(e.R.Device().Kind()), kernels.Auto) {
+		if !alg.RankOrder() || !e.R.Capabilities().PeerPointers && alg.NeedsPeerPointers() && alg != kernels.Auto {
+			continue
+		}
+		opts := kernels.AllReduceOptions{Algorithm: alg, RankOrder: true}
+		if alg == kernels.Auto || e.supported(alg, b.dtype, b.op) {
+			err = errors.Join(b.whole(ctx, opts), b.split(ctx, opts))
+		}
+		if err = errors.Join(err, b.listed(ctx, alg), b.shared(ctx, alg)); err != nil {
+			return fmt.Errorf("%s: %w", alg, err)
+		}
+	}
+	return closeAll(ctx, b.out, b.in)
+}
+
+// bring makes the tensors, and writes the values.
+func (b *bits) bring(ctx context.Context) (err error) {
+	e := b.e
 	if b.in, err = e.mapped(ctx, b.dtype, b.n+20); err != nil {
 		return err
 	}
@@ -133,22 +200,7 @@ func (b *bits) run(ctx context.Context) (err error) {
 	for range 13 {
 		mine = appendFloat(mine, b.dtype, 1)
 	}
-	if err := writeBytes(b.in.Local(), mine); err != nil {
-		return err
-	}
-	for _, alg := range append(kernels.Algorithms(e.R.Device().Kind()), kernels.Auto) {
-		if !alg.RankOrder() || !e.R.Capabilities().PeerPointers && alg.NeedsPeerPointers() && alg != kernels.Auto {
-			continue
-		}
-		opts := kernels.AllReduceOptions{Algorithm: alg, RankOrder: true}
-		if alg == kernels.Auto || e.supported(alg, b.dtype, b.op) {
-			err = errors.Join(b.whole(ctx, opts), b.split(ctx, opts))
-		}
-		if err = errors.Join(err, b.listed(ctx, alg), b.shared(ctx, alg)); err != nil {
-			return fmt.Errorf("%s: %w", alg, err)
-		}
-	}
-	return closeAll(ctx, b.out, b.in)
+	return writeBytes(b.in.Local(), mine)
 }
 
 // ran runs plans, this rank late or not, and compares elements of the output with what they have to be: out, from `at` of the values on.

@@ -384,7 +384,7 @@ func lackingCollective(ctx context.Context, e *Env, c collect) error {
 		op    kernels.Op
 	}{{tensor.Float64, kernels.Sum}, {tensor.Int32, kernels.Sum}, {tensor.Uint16, kernels.Sum}, {tensor.Float32, kernels.Avg}, {tensor.BFloat16, kernels.Max}, {tensor.Float16, kernels.Sum}} {
 		c.dtype, c.op = has.dtype, has.op
-		if overRails(e.R.Device().Kind(), c.algorithm) && !exactInParts(c.op, e.R.WorldSize()) {
+		if overRails(e.R.Device().Kind(), c.algorithm) && !e.exactOverRails(c.op) {
 			continue
 		}
 		o, err := newCollected(ctx, e, c)
@@ -451,7 +451,7 @@ func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 				}
 				c.n, c.root, c.op = n, (i+j)%w, ops[(i+j)%len(ops)]
 				c.inPlace = c.canBeInPlace() && (i/2+j)%2 == 1
-				if rails && (!e.supported(c.algorithm, dtype, c.op) || !exactInParts(c.op, w)) {
+				if rails && (!e.supported(c.algorithm, dtype, c.op) || !e.exactOverRails(c.op)) {
 					c.op = kernels.Sum
 				}
 				o, err := c.on(e, first, second, int64(5*i+j)%17)
@@ -711,7 +711,7 @@ func twoPlansCollective(ctx context.Context, e *Env, c collect) error {
 	if err != nil {
 		return err
 	}
-	if err := crossed(e, 10, func() error { return pa.Run(e.S) }, func() error { return pb.Run(other) }); err != nil {
+	if err := enqueued(e.crosses(c.algorithm), 10, func() error { return pa.Run(e.S) }, func() error { return pb.Run(other) }); err != nil {
 		return err
 	}
 	return errors.Join(e.S.Synchronize(ctx), other.Synchronize(ctx), other.Close(), a.check(), b.check(),

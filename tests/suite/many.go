@@ -471,7 +471,7 @@ func twoListsCase(ctx context.Context, e *Env, l list) error {
 	if err != nil {
 		return err
 	}
-	if err := crossed(e, 10, func() error { return pa.Run(e.S) }, func() error { return pb.Run(other) }); err != nil {
+	if err := enqueued(e.odd(), 10, func() error { return pa.Run(e.S) }, func() error { return pb.Run(other) }); err != nil {
 		return err
 	}
 	return errors.Join(e.S.Synchronize(ctx), other.Synchronize(ctx), other.Close(), a.check(), b.check(), closeAll(ctx, pb, pa, b, a))

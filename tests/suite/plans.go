@@ -161,10 +161,7 @@ type twoOfThem struct {
 }
 
 func newTwoOfThem(ctx context.Context, e *Env, alg kernels.Algorithm) (_ *twoOfThem, err error) {
-	t := &twoOfThem{r: reduction{alg, tensor.Float32, kernels.Sum, false, fullSize(e, alg), blocked, false}, s1: e.S, odd: e.R.Rank()%2 == 1}
-	if overRails(e.R.Device().Kind(), alg) && e.R.Backend() == kernels.NCCL.Backend() {
-		t.odd = false // NCCL wants one order on all ranks
-	}
+	t := &twoOfThem{r: reduction{alg, tensor.Float32, kernels.Sum, false, fullSize(e, alg), blocked, false}, s1: e.S, odd: e.crosses(alg)}
 	if t.late = 30 * time.Millisecond; e.R.Device().Kind() == device.CUDA && !e.Short {
 		t.late = 2 * time.Second
 	}
@@ -465,7 +462,7 @@ func maxBlocksCase(ctx context.Context, e *Env) error {
 		os, ps, ss = append(os, o), append(ps, p), append(ss, s)
 	}
 	for i := range plans {
-		if e.R.Rank()%2 == 1 {
+		if e.odd() {
 			i = plans - 1 - i
 		}
 		if err := ps[i].Run(ss[i]); err != nil {
@@ -523,7 +520,7 @@ func exclusiveCase(ctx context.Context, e *Env) error {
 	run := func() error { return ps[0].Run(ss[0]) }
 	barrier := func() error { return os[1].in.Barrier(ss[1], 2) }
 	steps := []func() error{run, barrier}
-	if e.R.Rank()%2 == 1 {
+	if e.odd() {
 		steps = []func() error{barrier, run}
 	}
 	for _, step := range steps {

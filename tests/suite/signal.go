@@ -273,7 +273,7 @@ func twoStreamsCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	if err := crossed(e, 50, func() error { return t.Barrier(e.S, 0) }, func() error { return t.Barrier(other, 1) }); err != nil {
+	if err := enqueued(e.odd(), 50, func() error { return t.Barrier(e.S, 0) }, func() error { return t.Barrier(other, 1) }); err != nil {
 		return err
 	}
 	return errors.Join(e.S.Synchronize(ctx), other.Synchronize(ctx), other.Close(), t.Close(ctx))
