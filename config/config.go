@@ -81,7 +81,7 @@ type Config struct {
 	Timeout time.Duration `mapstructure:"timeout"`
 	// KernelTimeout bounds each wait in device work.
 	KernelTimeout time.Duration `mapstructure:"kernel-timeout"`
-	// LivenessTimeout is the silence after which a rank whose connection still stands counts as lost, at least 100 milliseconds.
+	// LivenessTimeout is how long a rank whose connection still stands may be silent, at least 100 milliseconds: when it is over, the others know that it is lost.
 	LivenessTimeout time.Duration `mapstructure:"liveness-timeout"`
 
 	// Device is the index or the UUID of the device to use; "" chooses by the local rank. "host" is the CPU, for backends that can

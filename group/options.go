@@ -54,8 +54,9 @@ type Options struct {
 	TLS *tls.Config
 	// Timeout bounds Join and each collective call whose context does not end sooner. Zero is 60 seconds.
 	Timeout time.Duration
-	// LivenessTimeout is how long a rank (or, for the others, the service) may be silent before it counts as lost, at least
-	// 100 ms; heartbeats are sent far more often. A connection that breaks is noticed at once. How long ranks may be silent is for the process to say
+	// LivenessTimeout is how long a rank (or, for the others, the service) may be silent, at least 100 ms: when it is over, the others know that the rank is lost. To
+	// be in time, it counts as lost up to a sixteenth of that before, at most 250 ms; heartbeats are sent four times in it or more often. A connection that breaks is
+	// noticed at once. Time in which the process that watches did not get to run does not count. How long ranks may be silent is for the process to say
 	// that serves, and how long the service may be is for each rank; both sides learn it of each other, and send heartbeats as often as the shorter
 	// one needs. A rank that is stopped while it joins counts as lost after the service's Timeout and LivenessTimeout. Zero is 10 seconds.
 	LivenessTimeout time.Duration

@@ -550,8 +550,7 @@ func (r *remote) beat(ctx context.Context, l *link) {
 
 // watch ends the connection when the service is silent.
 func (r *remote) watch(l *link) {
-	interval := heartbeatInterval(r.liveness)
-	ticker := time.NewTicker(interval)
+	ticker := time.NewTicker(watchPause(r.liveness))
 	defer ticker.Stop()
 	last := time.Now()
 	for {
@@ -560,12 +559,12 @@ func (r *remote) watch(l *link) {
 			return
 		case <-ticker.C:
 		}
-		late := time.Since(last) > 2*interval // see service.watch
+		late := isLate(time.Since(last), r.liveness)
 		last = time.Now()
 		if late {
 			l.socket.hear()
-		} else if l.socket.silence() > r.liveness {
-			why := fmt.Sprintf("the rendezvous service was silent for %v", r.liveness)
+		} else if silence := l.socket.silence(); silence > longestSilence(r.liveness) {
+			why := "the rendezvous service " + wasSilent(silence, r.liveness)
 			l.why.Store(&why)
 			l.cancel()
 			return

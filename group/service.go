@@ -551,10 +551,26 @@ func beatInterval(own time.Duration, theirs int64) time.Duration {
 	return heartbeatInterval(own)
 }
 
+// watchPause is how long a watch pauses between two looks at how long a peer has been silent.
+func watchPause(liveness time.Duration) time.Duration { return heartbeatInterval(liveness) / 4 }
+
+// longestSilence is that of a peer that is not lost yet. It leaves time for one more look, so that a loss is known when the liveness timeout is over, and
+// not at the next look.
+func longestSilence(liveness time.Duration) time.Duration { return liveness - watchPause(liveness) }
+
+// isLate reports whether so much time has passed since the last look that this process did not get to run. Then neither did the goroutines that read from
+// the peers, so silence proves nothing.
+func isLate(since, liveness time.Duration) bool { return since > 2*heartbeatInterval(liveness) }
+
+// wasSilent says how long a lost peer was silent, and how long it might have been.
+func wasSilent(silence, liveness time.Duration) string {
+	return fmt.Sprintf("was silent for %v, and the liveness timeout is %v", silence.Round(10*time.Millisecond), liveness)
+}
+
 // watch ends the connections of silent ranks.
 func (s *service) watch() {
-	interval := min(heartbeatInterval(s.options.LivenessTimeout), s.limits.handshake/4)
-	ticker := time.NewTicker(interval)
+	liveness := s.options.LivenessTimeout
+	ticker := time.NewTicker(watchPause(liveness))
 	defer ticker.Stop()
 	last := time.Now()
 	for {
@@ -563,8 +579,7 @@ func (s *service) watch() {
 			return
 		case <-ticker.C:
 		}
-		// If this process did not get to run, neither did the goroutines that read from the ranks, so silence proves nothing.
-		late := time.Since(last) > 2*interval
+		late := isLate(time.Since(last), liveness)
 		last = time.Now()
 		for _, lost := range s.silent(late) {
 			lost.conn.lose(lost.reason)
@@ -588,21 +603,23 @@ func (s *service) silent(late bool) []silentConn {
 	var silent []silentConn
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	joining := s.options.Timeout + s.options.LivenessTimeout
+	liveness := s.options.LivenessTimeout
+	longest := longestSilence(liveness)
 	for _, c := range s.attached {
+		silence := c.socket.silence()
 		switch {
 		case late:
 			if c.socket.hear(); !c.broken.IsZero() {
 				c.broken = time.Now() // the rank could not come again either
 			}
 		case !c.broken.IsZero():
-			if time.Since(c.broken) > s.options.LivenessTimeout && c.phase.CompareAndSwap(phaseFresh, phaseSpoken) {
+			if time.Since(c.broken) > longest && c.phase.CompareAndSwap(phaseFresh, phaseSpoken) {
 				silent = append(silent, silentConn{c, c.brokeHow})
 			}
-		case c.phase.Load() == phaseSpoken && c.socket.silence() > s.options.LivenessTimeout:
-			silent = append(silent, silentConn{c, fmt.Sprintf("it was silent for %v", s.options.LivenessTimeout)})
-		case c.socket.silence() > joining && c.phase.CompareAndSwap(phaseFresh, phaseSpoken): // else the job would never be over
-			silent = append(silent, silentConn{c, fmt.Sprintf("it was silent for %v since it was admitted", joining)})
+		case c.phase.Load() == phaseSpoken && silence > longest:
+			silent = append(silent, silentConn{c, "it " + wasSilent(silence, liveness)})
+		case silence > s.options.Timeout+longest && c.phase.CompareAndSwap(phaseFresh, phaseSpoken): // else the job would never be over
+			silent = append(silent, silentConn{c, fmt.Sprintf("it was silent for %v since it was admitted", silence.Round(10*time.Millisecond))})
 		}
 	}
 	return silent
