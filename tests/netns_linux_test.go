@@ -384,6 +384,10 @@ func TestIslandsCutOff(t *testing.T) {
 	})
 }
 
+// knownLater is how much later than the liveness timeout a loss may be known in loseWithin, where the time goes from the end of the last all-reduce: the next one has
+// begun by the time of the loss, and when that is known the machine, which is busy, has to wake up the work that waits.
+const knownLater = 500 * time.Millisecond
+
 // loseWithin has ranks be lost by what lose does in the midst of all-reduces, and looks at what the others say, and the lost themselves if they live.
 func loseWithin(t *testing.T, on *joined, size int, lost []int, lose func(w *world)) {
 	t.Helper()
@@ -426,7 +430,7 @@ func loseWithin(t *testing.T, on *joined, size int, lost []int, lose func(w *wor
 			assert.Containsf(t, lost, f.Names, "rank %d: %s", rank, f.Error)
 			assert.Emptyf(t, f.After, "rank %d could not go on", rank)
 		}
-		assert.Lessf(t, f.Took, 3*liveness, "rank %d", rank) // the service looks now and then, and the ranks after it
+		assert.Lessf(t, f.Took, liveness+knownLater, "rank %d", rank)
 		assert.Emptyf(t, f.Closing, "rank %d", rank)
 	}
 }
