@@ -40,62 +40,73 @@ type survived struct {
 	After string        // why the survivors could not go on among themselves, or ""
 }
 
-// TestKill kills one rank at each stage. The others get an error that names it, and go on among themselves. In the whole matrix each rank has its turn, in the short one rank 0, where the rendezvous is
-// served outside of them; where rank 0 serves it, rank 1 has.
+// TestKill kills one rank at each stage. The others get an error that names it, and go on among themselves. In the whole matrix each rank has its turn at every stage, in the short one they take turns
+// over the stages: where the rendezvous is served outside of them, rank 0 dies at every other one, open and close_rank among them, and ranks 1 and 2 by turns at those between; where rank 0
+// serves it, ranks 2 and 1 do by turns.
 func TestKill(t *testing.T) {
 	for _, name := range backend.Names() {
 		t.Run("backend="+name, func(t *testing.T) {
 			requireBackend(t, name)
-			requireGPUs(t, name, 3)
-			victims := []int{0, 1, 2}
-			if !wholeMatrix(t) {
-				victims = victims[:1]
-			}
-			for _, victim := range victims {
-				t.Run(fmt.Sprintf("served/rank=%d", victim), func(t *testing.T) { kill(t, name, victim, true) })
-			}
-			kill(t, name, 1, false)
+			requireGPUs(t, name, killWorld)
+			t.Run("served", func(t *testing.T) { kill(t, name, &killing{served: true, islands: "auto"}, 0, 1, 0, 2) })
+			// Where rank 0 serves the rendezvous, the library moves everything; elsewhere the ranks of one host share memory.
+			kill(t, name, &killing{islands: "off"}, 2, 1)
 		})
 	}
 }
 
-func kill(t *testing.T, name string, victim int, served bool) {
-	const size = 3
-	stages := slices.DeleteFunc(slices.Clone(stages), func(stage string) bool {
-		return stage == "all_reduce/"+kernels.Hierarchical.String() && !hasHierarchical(name)
-	})
+// killWorld is how many ranks there are when one of them dies.
+const killWorld = 3
+
+// killing says where the ranks are of which one dies, and how they meet.
+type killing struct {
+	on      *hosts // nil is here
+	served  bool   // the rendezvous is served outside of the ranks, and not by rank 0
+	islands string // SYMMEM_NIXL_ISLANDS
+}
+
+// kill kills ranks at each stage: in the short matrix one, by the turns that are given, and in the whole one each that has a turn.
+func kill(t *testing.T, name string, k *killing, turns ...int) {
+	stages := slices.Clone(stages)
 	for _, alg := range endless(name) {
 		stages = append(stages, "all_reduce/"+alg.String())
 	}
-	pointers := capabilities(t, name).PeerPointers
-	// Where rank 0 serves the rendezvous, the library moves everything; elsewhere the ranks of one host share memory.
-	islands := map[bool]string{true: "auto", false: "off"}[served]
-	for _, stage := range stages {
-		t.Run(stage, func(t *testing.T) {
-			if !pointers && slices.Contains(pointerStages, stage) {
-				requireCapability(t, name, size, "peer_pointers")
-				t.Skipf("backend %s has no peer pointers", name)
-			}
-			world := runWorld(t, size, fmt.Sprintf("kill:%s:%d", stage, victim), fmt.Sprintf("%s=%t", servedVariable, served), "SYMMEM_NIXL_ISLANDS="+islands, "SYMMEM_BACKEND="+name, "SYMMEM_TIMEOUT=20s", "SYMMEM_KERNEL_TIMEOUT=60s")
-			for _, p := range world {
-				if p.rank == victim {
-					assert.Error(t, p.err, "the victim was killed")
-					assert.False(t, p.end.Done)
-					continue
+	for _, victim := range slices.Compact(slices.Sorted(slices.Values(turns))) {
+		t.Run(fmt.Sprintf("rank=%d", victim), func(t *testing.T) {
+			for i, stage := range stages {
+				has := hasHierarchical(name) || stage != "all_reduce/"+kernels.Hierarchical.String()
+				if has && (wholeMatrix(t) || turns[i%len(turns)] == victim) {
+					t.Run(stage, func(t *testing.T) { killAt(t, name, k, victim, stage) })
 				}
-				require.NoErrorf(t, p.err, "rank %d", p.rank)
-				require.Truef(t, p.end.Done, "rank %d did not come to its end", p.rank)
-				require.Emptyf(t, p.end.Error, "rank %d", p.rank)
-				require.Lenf(t, p.lines, 1, "rank %d", p.rank)
-				var s survived
-				require.NoError(t, json.Unmarshal(p.lines[0], &s))
-				t.Logf("rank %d knew after %v, in %s: %s", p.rank, s.Took.Round(time.Millisecond), s.Stage, s.Error)
-				assert.Truef(t, s.Lost, "rank %d: %s", p.rank, s.Error)
-				assert.Equalf(t, victim, s.Names, "rank %d: %s", p.rank, s.Error)
-				assert.Emptyf(t, s.After, "rank %d", p.rank)
-				assert.Less(t, s.Took, config.Default().LivenessTimeout, "a lost rank is known by then")
 			}
 		})
+	}
+}
+
+// killAt kills a rank at a stage.
+func killAt(t *testing.T, name string, k *killing, victim int, stage string) {
+	if slices.Contains(pointerStages, stage) && !capabilities(t, name).PeerPointers {
+		requireCapability(t, name, killWorld, "peer_pointers")
+		t.Skipf("backend %s has no peer pointers", name)
+	}
+	world := runWorldOn(t, k.on, killWorld, fmt.Sprintf("kill:%s:%d", stage, victim), fmt.Sprintf("%s=%t", servedVariable, k.served), "SYMMEM_NIXL_ISLANDS="+k.islands, "SYMMEM_BACKEND="+name, "SYMMEM_TIMEOUT=20s", "SYMMEM_KERNEL_TIMEOUT=60s")
+	for _, p := range world {
+		if p.rank == victim {
+			assert.Error(t, p.err, "the victim was killed")
+			assert.False(t, p.end.Done)
+			continue
+		}
+		require.NoErrorf(t, p.err, "rank %d", p.rank)
+		require.Truef(t, p.end.Done, "rank %d did not come to its end", p.rank)
+		require.Emptyf(t, p.end.Error, "rank %d", p.rank)
+		require.Lenf(t, p.lines, 1, "rank %d", p.rank)
+		var s survived
+		require.NoError(t, json.Unmarshal(p.lines[0], &s))
+		t.Logf("rank %d knew after %v, in %s: %s", p.rank, s.Took.Round(time.Millisecond), s.Stage, s.Error)
+		assert.Truef(t, s.Lost, "rank %d: %s", p.rank, s.Error)
+		assert.Equalf(t, victim, s.Names, "rank %d: %s", p.rank, s.Error)
+		assert.Emptyf(t, s.After, "rank %d", p.rank)
+		assert.Less(t, s.Took, config.Default().LivenessTimeout, "a lost rank is known by then")
 	}
 }
 
@@ -119,7 +130,7 @@ func endsInAnError(stage string) bool {
 	return strings.HasPrefix(stage, "all_reduce/") || slices.Contains([]string{"transfer", "wait", "barrier", "graph"}, stage)
 }
 
-// killJob is one rank of TestKill.
+// killJob is one rank of TestKill, or of TestKillBetweenHosts.
 func killJob(ctx context.Context, cfg config.Config, arg string, say func(any)) error {
 	stage, number, _ := strings.Cut(arg, ":")
 	victim, err := strconv.Atoi(number)
@@ -142,7 +153,7 @@ func killJob(ctx context.Context, cfg config.Config, arg string, say func(any)) 
 	var r *symmem.Rank
 	err = func() error {
 		var err error
-		if r, err = symmem.Open(ctx, cfg, nil); err != nil {
+		if r, err = symmem.Open(ctx, cfg, &symmem.Options{BootID: os.Getenv(bootVariable)}); err != nil {
 			return err
 		}
 		s, err := r.NewStream()
