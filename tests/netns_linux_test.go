@@ -435,6 +435,18 @@ func loseWithin(t *testing.T, on *joined, size int, lost []int, lose func(w *wor
 	}
 }
 
+// TestKillBetweenHosts is TestKill between two hosts, one of which has two ranks: a rank dies that has one survivor on its own host and one on the other, or is alone on its own. The rendezvous
+// is served outside of the ranks, on the host of rank 0, or by rank 0.
+func TestKillBetweenHosts(t *testing.T) {
+	requireHostNIXL(t)
+	t.Run("served", func(t *testing.T) {
+		kill(t, "nixl", &killing{on: &hostsOf(t, 2, 1).overTCP().hosts, served: true, islands: "auto"}, 0, 1, 0, 2)
+	})
+	t.Run("by_rank_0", func(t *testing.T) {
+		kill(t, "nixl", &killing{on: &hostsOf(t, 1, 2).overTCP().hosts, islands: "auto"}, 2, 1)
+	})
+}
+
 // TestNarrowLink: between two hosts with two ranks each whose link is narrow and loses packets, the suite's results are right, and so is what is told of a rank that dies.
 func TestNarrowLink(t *testing.T) {
 	requireHostNIXL(t)

@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +17,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/symmem/symmem/device"
 )
@@ -53,6 +57,7 @@ func containersOf(t *testing.T, ranks ...int) *joined {
 	t.Helper()
 	on := &joined{network: newNetwork(t, len(ranks))}
 	on.addr, on.env = address(0, 0)+":17717", func(int) []string { return nil }
+	on.listen = func() (net.Listener, error) { return on.network.hosts[0].listen(on.addr) }
 	on.command = func(rank int) []string { return on.network.hosts[on.host(rank)].entering() }
 	first := 0
 	for _, n := range ranks {
@@ -184,6 +189,31 @@ func (s *namespace) feed(input, name string, args ...string) (string, error) {
 		err = fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err)
 	}
 	return strings.TrimSpace(string(out)), err
+}
+
+// listen gives this process a socket that listens in the namespace: a socket is where the thread was that made it. The thread goes back, since with it
+// would end what it has started.
+func (s *namespace) listen(addr string) (net.Listener, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	here, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, err
+	}
+	defer here.Close()
+	there, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.holder.Process.Pid))
+	if err != nil {
+		return nil, err
+	}
+	defer there.Close()
+	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("tcp", addr)
+	if back := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); back != nil {
+		return nil, errors.Join(err, back)
+	}
+	return l, err
 }
 
 // cut takes a host's cables out of the switches. The other hosts do not see that: packets are gone, and theirs still go everywhere else.

@@ -33,7 +33,7 @@ import (
 // workerVariable makes the test binary a rank: its value is the job to run.
 const workerVariable = "SYMMEM_TEST_WORKER"
 
-// servedVariable is true for a world whose rendezvous the test serves, and not rank 0.
+// servedVariable is true for a world whose rendezvous the test serves, on another host too, and not rank 0.
 const servedVariable = "SYMMEM_RENDEZVOUS_SERVED"
 
 // jobs are what worker processes run, by name; the rest of the job's name after a colon is the argument.
@@ -134,8 +134,10 @@ func (w *world) showNews(t *testing.T) {
 
 // hosts are places other than this one for the ranks of a world.
 type hosts struct {
-	// addr is where rank 0 opens the rendezvous service.
+	// addr is where rank 0 opens the rendezvous service, or the test serves it.
 	addr string
+	// listen gives the test a socket at addr.
+	listen func() (net.Listener, error)
 	// command is what starts a program at the place of a rank.
 	command func(rank int) []string
 	// env are variables of a rank, after all others.
@@ -170,7 +172,12 @@ func runWorldOn(t *testing.T, on *hosts, size int, job string, extra ...string) 
 func startWorld(t *testing.T, on *hosts, size int, job string, hear func(rank int, line json.RawMessage), extra ...string) *world {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), worldTimeout)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	token, served := rand.Text(), slices.Contains(extra, servedVariable+"=true")
+	listen := func() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") }
+	if on != nil && served {
+		listen = on.listen
+	}
+	listener, err := listen()
 	require.NoError(t, err)
 	socket, err := listener.(*net.TCPListener).File()
 	require.NoError(t, err)
@@ -178,7 +185,6 @@ func startWorld(t *testing.T, on *hosts, size int, job string, hear func(rank in
 	if on != nil {
 		addr = on.addr
 	}
-	token, served := rand.Text(), slices.Contains(extra, servedVariable+"=true")
 	env := append(ownEnviron(), workerVariable+"="+job, "SYMMEM_RENDEZVOUS_ADDR="+addr, "SYMMEM_TOKEN="+token,
 		"SYMMEM_MULTICAST="+multicastSetting(), "SYMMEM_JOB="+t.Name(), "SYMMEM_WORLD_SIZE="+strconv.Itoa(size), "SYMMEM_LOCAL_WORLD_SIZE="+strconv.Itoa(size))
 	env = append(env, extra...)
