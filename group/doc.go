@@ -32,7 +32,7 @@
 //
 // # Loss
 //
-// A rank whose connection breaks, or from which no byte comes for [Options].LivenessTimeout, is lost. Pending and later collective calls
+// A rank whose connection breaks, or from which no byte comes for [Options].LivenessTimeout, is lost; the others know it by then. Pending and later collective calls
 // in every group that it belongs to end with a [*PeerLostError]. Groups without it go on working. Where rank 0 hosts the rendezvous
 // service, every group of the job is lost with it; with [Serve], or [ServeJobs], it is a rank like any other. Before a collective call returns an error on rank 0, the error
 // has been sent to the other ranks, unless that takes more than a second: they get it even if rank 0 exits at once.

@@ -54,11 +54,12 @@ type Options struct {
 	TLS *tls.Config
 	// Timeout bounds Join and each collective call whose context does not end sooner. Zero is 60 seconds.
 	Timeout time.Duration
-	// LivenessTimeout is how long a rank (or, for the others, the service) may be silent, at least 100 ms: when it is over, the others know that the rank is lost. To
-	// be in time, it counts as lost up to a sixteenth of that before, at most 250 ms; heartbeats are sent four times in it or more often. A connection that breaks is
-	// noticed at once. Time in which the process that watches did not get to run does not count. How long ranks may be silent is for the process to say
-	// that serves, and how long the service may be is for each rank; both sides learn it of each other, and send heartbeats as often as the shorter
-	// one needs. A rank that is stopped while it joins counts as lost after the service's Timeout and LivenessTimeout. Zero is 10 seconds.
+	// LivenessTimeout is how long a rank (or, for the others, the service) may be silent, at least 100 ms: when it is over, the others know that the rank is lost.
+	// To be in time, it counts as lost up to a sixteenth of that before, at most 250 ms; heartbeats are sent four times in it or more often. A service whose state is
+	// kept is looked for then, and lost if it is not found. A connection that breaks is noticed at once. Time in which the process that watches did not get to run does
+	// not count. How long ranks may be silent is for the process to say that serves, and how long the service may be is for each rank; both sides learn it of each
+	// other, and send heartbeats as often as the shorter one needs. A rank that is stopped while it joins counts as lost after the service's Timeout and
+	// LivenessTimeout. Zero is 10 seconds.
 	LivenessTimeout time.Duration
 	// Store, for Serve and ServeJobs alone, is the URL of a store that keeps the state of the job, such as etcd://10.0.0.1:2379/symmem, so that a service that is started
 	// again goes on with it. The program imports the kind's package: [github.com/symmem/symmem/group/durable/etcd]. "" keeps nothing.
