@@ -108,7 +108,7 @@ func deviceKind(t *testing.T, name string) device.Kind {
 		return kind
 	}
 	cfg := config.Default()
-	cfg.Backend = []string{name}
+	cfg.Backend, cfg.Multicast = []string{name}, multicastSetting()
 	ranks, err := symmem.OpenLocal(t.Context(), 1, cfg, nil)
 	require.NoError(t, err)
 	kinds[name] = ranks[0].Device().Kind()

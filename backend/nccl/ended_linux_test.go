@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -95,6 +96,57 @@ func reports(ctx context.Context, m *machine, red *reducer, r nccl.Result) error
 		time.Sleep(time.Millisecond)
 	}
 	return nil
+}
+
+// TestLostRankIsNamed: NCCL learns from its sockets that some rank is gone before the group knows which. The stream that waits for it names that rank all the same.
+func TestLostRankIsNamed(t *testing.T) {
+	m := newMachine(2)
+	m.version = endableKernels
+	var reported atomic.Bool
+	failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
+			return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
+				in := memory.Place{Window: w}
+				p, err := mem.PrepareAllReduce(ctx, plainForm, in, in, 10, 40, "f32", "sum")
+				if err != nil {
+					return err
+				}
+				if err := g.Barrier(ctx, "prepared"); err != nil {
+					return err
+				}
+				if g.Rank() == 1 {
+					for !reported.Load() && ctx.Err() == nil {
+						time.Sleep(time.Millisecond)
+					}
+					time.Sleep(checkEvery + 150*time.Millisecond) // NCCL has been asked meanwhile
+					g.Abort("the test takes it away")
+					return nil
+				}
+				s, err := b.device.NewStream()
+				if err != nil {
+					return err
+				}
+				m.set(func() { m.holds = true })
+				if err := p.Enqueue(s); err != nil {
+					return err
+				}
+				m.set(func() { m.comms[b.reducers[plainForm].comm.Handle()].result = nccl.RemoteError })
+				reported.Store(true)
+				ended := s.Synchronize(ctx)
+				m.set(func() { m.holds = false })
+				if lost, ok := errors.AsType[*group.PeerLostError](ended); !ok || lost.Rank != 1 {
+					return fmt.Errorf("the stream does not name the rank: %w", ended)
+				}
+				return s.Close()
+			})
+		})
+	})
+	for rank, err := range failed {
+		if rank == 0 && err != nil {
+			require.ErrorIs(t, err, errs.ErrPeerLost) // of closing
+			require.NotContains(t, err.Error(), "does not name")
+		}
+	}
 }
 
 // TestEveryStreamTells: when a communicator is given up, every stream says so that had a run on it, eager or in a graph, once, and no

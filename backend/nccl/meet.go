@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device/cuda"
@@ -251,10 +252,26 @@ func (b *Backend) adopt(handle uintptr) (*nccl.Comm, error) {
 	return comm, nil
 }
 
-// explain replaces NCCL's error by the loss of a member, if that is the cause.
+// lossTime is how long this rank waits for word of whom the group has lost, when NCCL says that some rank is gone. NCCL is told by the sockets between ranks, and the
+// group by its service's, which may come a little later.
+const lossTime = time.Second
+
+// explain names the member of the group that is lost, if that is the cause of NCCL's error. It waits for that where NCCL says only that some rank is gone.
 func (b *Backend) explain(err error) error {
-	if lost := b.group.Err(); err != nil && lost != nil && !errors.Is(err, errs.ErrPeerLost) {
-		return fmt.Errorf("%w: %w", lost, err)
+	if errors.Is(err, errs.ErrPeerLost) && b.group.Err() == nil {
+		select {
+		case <-b.group.Lost():
+		case <-time.After(lossTime):
+		}
 	}
-	return err
+	return b.named(err)
+}
+
+// named is explain without waiting.
+func (b *Backend) named(err error) error {
+	lost := b.group.Err()
+	if _, is := errors.AsType[*group.PeerLostError](err); err == nil || lost == nil || is {
+		return err
+	}
+	return fmt.Errorf("%w: %w", lost, err)
 }

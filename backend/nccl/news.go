@@ -57,14 +57,14 @@ func (b *Backend) together(ctx context.Context, what string) (within context.Con
 		first := err != nil && (within.Err() == nil || ctx.Err() != nil) // or the caller waits no longer, whom the others do not know of
 		release()
 		<-heard
-		if first {
-			b.spread(ctx, key, b.explain(err))
-		}
 		if peer, ok := errors.AsType[*group.VoteError](err); ok {
 			b.log.Debug("a call of NCCL's was given up", "error", err)
 			err = peer
 		}
-		return b.explain(err)
+		if err = b.explain(err); first {
+			b.spread(ctx, key, err)
+		}
+		return err
 	}
 }
 

@@ -338,7 +338,7 @@ func (t *transfer) ready() error {
 func (t *transfer) start() (device.HostProgress, error) {
 	b, p := t.backend, t.by
 	if err := b.device.WithContext(t.call); err != nil {
-		err = b.explain(err)
+		err = b.named(err)
 		b.giveUpBeside(p.red, err)
 		return nil, err
 	}
