@@ -20,10 +20,12 @@ import (
 // The order is that of the sums: those of an island in the order of its ranks, and then those of the islands, in the order of their lowest ranks. What an island has summed up is rounded to
 // the dtype, except for averages of f16, which it might not hold.
 
-// The most bytes of a shard that a rail of more than two ranks exchanges whole, and of a lap.
+// The most bytes of a shard that a rail of more than two ranks exchanges whole, and of a lap. An all-reduce has longer laps of long shards: some four, of 8 times as much at most. More of them
+// overlap no better, and where the ranks have few cores each costs them: docs/hardware.md.
 var (
 	hierarchicalDirectBytes = int64(64 << 10)
 	hierarchicalLapBytes    = int64(1 << 20)
+	hierarchicalFewLaps     = int64(4)
 )
 
 // hierarchicalPiece is how much of a result is reduced before it is copied to the outputs of the island, in bytes: it is still in the cache then.
@@ -71,6 +73,7 @@ func (f *hierarchicalForm) place(rank int, islands [][]int) {
 // cut decides how the message is cut.
 func (f *hierarchicalForm) cut(lap, direct int64) {
 	f.shard = alignUp((f.bytes+int64(f.rails)-1)/int64(f.rails), shardAlign)
+	lap = max(lap, min(f.shard/hierarchicalFewLaps, 8*lap))
 	n := (f.shard + lap - 1) / lap
 	f.lap = alignUp((f.shard+n-1)/n, shardAlign)
 	f.laps = int((f.shard + f.lap - 1) / f.lap)

@@ -22,9 +22,11 @@ import (
 
 // shortLaps makes messages have several laps that are small, and few blocks short, for a test.
 func shortLaps(t *testing.T) {
-	lap, direct, pack := hierarchicalLapBytes, hierarchicalDirectBytes, hierarchicalPackBytes
-	t.Cleanup(func() { hierarchicalLapBytes, hierarchicalDirectBytes, hierarchicalPackBytes = lap, direct, pack })
-	hierarchicalLapBytes, hierarchicalDirectBytes, hierarchicalPackBytes = 16<<10, 4<<10, 6<<10
+	lap, direct, pack, few := hierarchicalLapBytes, hierarchicalDirectBytes, hierarchicalPackBytes, hierarchicalFewLaps
+	t.Cleanup(func() {
+		hierarchicalLapBytes, hierarchicalDirectBytes, hierarchicalPackBytes, hierarchicalFewLaps = lap, direct, pack, few
+	})
+	hierarchicalLapBytes, hierarchicalDirectBytes, hierarchicalPackBytes, hierarchicalFewLaps = 16<<10, 4<<10, 6<<10, 1<<20 // many laps
 }
 
 // TestIslandCollectives: in the form Hierarchical, every collective that has it gives what it states: from and to every rank, with uneven and empty shares, at odd places, in place, several

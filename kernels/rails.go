@@ -209,7 +209,7 @@ func (f *railForm) workspace(s *collective.Spec, own int) {
 
 // slots is how many laps have room of their own in the workspace.
 func (f *railForm) slots() int {
-	if f.twice() {
+	if f.twice() && f.messages.stays {
 		return railSlots + 1
 	}
 	return railSlots
@@ -298,7 +298,7 @@ func (a *allReduce) byRails(s *collective.Spec) {
 				at = f.out.Ptr().Add(x.lo)
 			}
 			return at
-		}, func(int) bool { return true })
+		}, func(int) bool { return true }, false)
 		f.workspace(s, 1)
 		f.moves.sums = f.sumsAside
 	}

@@ -188,7 +188,7 @@ func (r *reduction) byRails(s *collective.Spec) {
 	}
 	first := newIslandPlace(r.root, f.islands, true)
 	if f.messages != nil {
-		f.cutForAll(func(lap int, own device.Ptr) device.Ptr { return own.Add(f.roomAt(lap, 0)) }, func(island int) bool { return island == first.island })
+		f.cutForAll(func(lap int, own device.Ptr) device.Ptr { return own.Add(f.roomAt(lap, 0)) }, func(island int) bool { return island == first.island }, true)
 	}
 	f.workspace(s, 1) // what the island, and then the rail, has combined of a lap
 	if f.puts != nil {

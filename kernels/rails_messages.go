@@ -16,7 +16,7 @@ import (
 //	combine   lap k
 //	leave     lap k, or, where results go over the rail too, lap k - 1
 //
-// Where they do, three laps have room in the workspace: one whose results are on their way, one whose parts are, and one that enters.
+// Where results are in the workspace until they leave, three laps have room there: one whose results are on their way, one whose parts are, and one that enters.
 
 // railMessages is what NCCL sends on a rail for kernels to combine.
 type railMessages struct {
@@ -26,18 +26,20 @@ type railMessages struct {
 	// result is where this rank has what an island has combined of its part; that of its own goes there.
 	result func(lap, island int, own device.Ptr) device.Ptr
 	// gets reports whether an island is to have the results of the others. It is nil if none is.
-	gets func(island int) bool
+	gets  func(island int) bool
+	stays bool // results are in the workspace until they leave
 }
 
 // twice reports whether a lap goes over rails twice: in parts, and when these are combined.
 func (f *railForm) twice() bool { return f.messages != nil && f.messages.gets != nil }
 
-// cutForAll cuts what an island has combined of a lap of a message that is one part, in the first room, so that each island combines a piece of it. The pieces belong together at whole.
-func (f *railForm) cutForAll(whole func(lap int, own device.Ptr) device.Ptr, gets func(island int) bool) {
+// cutForAll cuts what an island has combined of a lap of a message that is one part, in the first room, so that each island combines a piece of it. The pieces belong together at
+// whole, which may be the same place, where they stay until they leave.
+func (f *railForm) cutForAll(whole func(lap int, own device.Ptr) device.Ptr, gets func(island int) bool, stays bool) {
 	count := int64(len(f.islands))
 	piece := alignUp((f.lap+count-1)/count, shardAlign)
 	m := f.messages
-	m.most, m.gets = piece, gets
+	m.most, m.gets, m.stays = piece, gets, stays
 	m.part = func(lap, island int) (offset, bytes int64) {
 		n := sizeOf(f.lapOf(0, f.local, lap))
 		lo, hi := min(int64(island)*piece, n), min(int64(island+1)*piece, n)

@@ -55,13 +55,14 @@ func gpuHosts(t *testing.T, name string, ranks ...int) *hosts {
 	}
 }
 
-// TestGPUHosts runs the suite between pretended hosts of GPUs: two of two ranks each, and, for what combines, three of other numbers.
+// TestGPUHosts runs the suite between pretended hosts of GPUs: two of two ranks each, and, for what combines, hosts of other numbers.
 func TestGPUHosts(t *testing.T) {
 	for _, name := range []string{"nccl", "nixl"} {
 		t.Run("backend="+name, func(t *testing.T) {
 			t.Run("2_2", func(t *testing.T) { suiteOnGPUs(t, name, nil, 2, 2) })
 			combining := regexp.MustCompile("^(all_reduce|reduce|reduce_scatter)/hierarchical/")
 			t.Run("2_1_1", func(t *testing.T) { suiteOnGPUs(t, name, combining, 2, 1, 1) })
+			t.Run("3_1", func(t *testing.T) { suiteOnGPUs(t, name, combining, 3, 1) })
 		})
 	}
 }

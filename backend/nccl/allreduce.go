@@ -297,7 +297,7 @@ func (b *Backend) reducer(ctx context.Context, form string, part nccl.Part, live
 	if err == nil {
 		red, err = b.newReducer(form, key, comm)
 	}
-	if err := b.group.Vote(ctx, "the communicator of "+form, b.explain(err)); err != nil {
+	if err := b.group.Vote(ctx, "the communicator of "+form, b.named(err)); err != nil {
 		if comm != nil && !kept {
 			err = errors.Join(err, comm.Abort(context.WithoutCancel(ctx), err))
 		}
@@ -419,7 +419,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	}
 	if err != nil {
 		// The kernels of some ranks wait for those of others, so they are ended. If that fails, the memory is freed with the device.
-		err = errors.Join(b.explain(err), b.giveUp(context.WithoutCancel(ctx), p.of, err))
+		err = errors.Join(b.named(err), b.giveUp(context.WithoutCancel(ctx), p.of, err))
 		if !b.idle() {
 			return err
 		}
@@ -530,7 +530,7 @@ func (b *Backend) runFailed(red *reducer, failure error) error {
 	if errors.Is(failure, errs.ErrClosed) { // of the device, or the communicator was given up already
 		return failure
 	}
-	failure = b.explain(failure)
+	failure = b.explain(context.Background(), failure)
 	return errors.Join(failure, b.giveUpTogether(red, failure))
 }
 
@@ -689,6 +689,7 @@ func (b *Backend) watch() {
 	b.watching.Go(func() {
 		tick := time.NewTicker(checkEvery)
 		defer tick.Stop()
+		gone := map[*reducer]time.Time{} // since when NCCL has said that some rank is
 		for {
 			select {
 			case <-ctx.Done():
@@ -705,8 +706,16 @@ func (b *Backend) watch() {
 						continue
 					}
 					if err := red.comm.Err(); err != nil && !errors.Is(err, errs.ErrClosed) {
+						if b.unnamed(err) && b.lossTime() >= checkEvery { // the loss of a member ends all of them, and says of whom
+							if gone[red].IsZero() {
+								gone[red] = time.Now()
+							}
+							if time.Since(gone[red]) < b.lossTime() {
+								continue
+							}
+						}
 						b.log.Warn("NCCL reports an error and its communicator is aborted on all ranks", "form", red.form, "error", err)
-						if err := b.giveUpTogether(red, b.explain(err)); err != nil {
+						if err := b.giveUpTogether(red, b.named(err)); err != nil {
 							b.log.Warn("aborting an NCCL communicator failed", "form", red.form, "error", err)
 						}
 					}

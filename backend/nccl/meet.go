@@ -252,16 +252,27 @@ func (b *Backend) adopt(handle uintptr) (*nccl.Comm, error) {
 	return comm, nil
 }
 
-// lossTime is how long this rank waits for word of whom the group has lost, when NCCL says that some rank is gone. NCCL is told by the sockets between ranks, and the
-// group by its service's, which may come a little later.
-const lossTime = time.Second
+// lossTime is how long this rank waits at most for word of whom the group has lost, when NCCL says that some rank is gone. NCCL is told by the sockets between ranks,
+// and the group by its service's, which may come a little later. Kernels that wait for this rank wait longer than that.
+func (b *Backend) lossTime() time.Duration { return min(time.Second, b.timeout/4) }
+
+// unnamed reports whether err is NCCL's word to this rank that some rank is gone, while the group knows of none.
+func (b *Backend) unnamed(err error) bool {
+	if _, told := errors.AsType[*group.VoteError](err); told { // by another rank, which has waited
+		return false
+	}
+	return errors.Is(err, errs.ErrPeerLost) && b.group.Err() == nil
+}
 
 // explain names the member of the group that is lost, if that is the cause of NCCL's error. It waits for that where NCCL says only that some rank is gone.
-func (b *Backend) explain(err error) error {
-	if errors.Is(err, errs.ErrPeerLost) && b.group.Err() == nil {
+func (b *Backend) explain(ctx context.Context, err error) error {
+	if b.unnamed(err) {
+		wait := time.NewTimer(b.lossTime())
+		defer wait.Stop()
 		select {
 		case <-b.group.Lost():
-		case <-time.After(lossTime):
+		case <-wait.C:
+		case <-ctx.Done():
 		}
 	}
 	return b.named(err)

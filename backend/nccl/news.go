@@ -36,7 +36,7 @@ func (b *Backend) together(ctx context.Context, what string) (within context.Con
 	key := b.key(what)
 	if key == "" {
 		within, cancel := b.bounded(ctx)
-		return within, func(err error) error { cancel(); return b.explain(err) }
+		return within, func(err error) error { cancel(); return b.explain(ctx, err) }
 	}
 	within, fail, release := b.bound(ctx)
 	heard := make(chan struct{})
@@ -61,7 +61,7 @@ func (b *Backend) together(ctx context.Context, what string) (within context.Con
 			b.log.Debug("a call of NCCL's was given up", "error", err)
 			err = peer
 		}
-		if err = b.explain(err); first {
+		if err = b.explain(ctx, err); first {
 			b.spread(ctx, key, err)
 		}
 		return err

@@ -105,6 +105,9 @@ func statedOrderCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 		b := &bits{e: e, dtype: dtype, op: kernels.Sum}
 		b.fill()
 		b.want = b.byIslands()
+		if e.R.WorldSize() > 2 && dtype == tensor.Float32 && string(b.want) == string(b.ordered(true)) {
+			return errors.New("the order does not show in these values")
+		}
 		if err := b.bring(ctx); err != nil {
 			return err
 		}

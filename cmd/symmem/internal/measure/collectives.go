@@ -70,15 +70,6 @@ func overRails(kind device.Kind, a kernels.Algorithm) bool {
 // oneIsland reports whether all ranks have addresses of each other's memory; islands is what Memory.Islands gives.
 func oneIsland(islands []int) bool { return slices.Max(islands) == 0 }
 
-// equalIslands reports whether all islands have as many ranks.
-func equalIslands(islands []int) bool {
-	size := map[int]int{}
-	for _, first := range islands {
-		size[first]++
-	}
-	return !slices.ContainsFunc(islands, func(first int) bool { return size[first] != size[0] })
-}
-
 // collectiveSizes returns the sizes to measure: a barrier has none.
 func (b *bencher) collectiveSizes(kind string) []int64 {
 	if kind == Barrier {
@@ -191,8 +182,8 @@ func (b *bencher) dispatchPlan(ctx context.Context, in, out tensor.SymmetricTens
 	return kernels.NewAllToAllV(ctx, in, out, made[0], received, opts)
 }
 
-// refused reports whether a form is there, but not for what is asked for, as all ranks know: NVSHMEM's reduce-scatter has room for so many bytes, and Hierarchical has averages of islands
-// with as many ranks.
+// refused reports whether a form is there, but not for what is asked for, as all ranks know: NVSHMEM's reduce-scatter has room for so many bytes, and Hierarchical
+// on GPUs has the dtypes and operations of NCCL.
 func refused(a kernels.Algorithm, err error) bool {
 	return (a.Backend() != "" || a == kernels.Hierarchical) && errors.Is(err, symmem.ErrUnsupported) && !errors.Is(err, symmem.ErrMismatch)
 }

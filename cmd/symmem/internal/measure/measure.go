@@ -259,7 +259,7 @@ func (b *bencher) algorithms() []string {
 	var names []string
 	kind, have, islands := b.r.Device().Kind(), b.r.Capabilities(), b.r.Memory().Islands()
 	for _, alg := range kernels.Forms("NewAllReduce", kind, b.r.Backend()) {
-		if overRails(kind, alg) && (oneIsland(islands) || b.op == kernels.Avg && !equalIslands(islands)) {
+		if overRails(kind, alg) && oneIsland(islands) {
 			continue
 		}
 		if kernels.Supported(kind, alg, b.dtype, b.op, b.r.WorldSize()) && (have.Multicast || !alg.NeedsMulticast()) &&
