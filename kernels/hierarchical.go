@@ -20,8 +20,8 @@ import (
 // The order is that of the sums: those of an island in the order of its ranks, and then those of the islands, in the order of their lowest ranks. What an island has summed up is rounded to
 // the dtype, except for averages of f16, which it might not hold.
 
-// The most bytes of a shard that a rail of more than two ranks exchanges whole, and of a lap. An all-reduce has longer laps of long shards: some four, of 8 times as much at most. More of them
-// overlap no better, and where the ranks have few cores each costs them: docs/hardware.md.
+// The most bytes of a shard that a rail of more than two ranks exchanges whole, and of a lap. Of long shards laps are longer: four, of 8 times as much at most. More of them
+// overlap no better, and each costs ranks that have few cores: docs/hardware.md.
 var (
 	hierarchicalDirectBytes = int64(64 << 10)
 	hierarchicalLapBytes    = int64(1 << 20)
@@ -61,7 +61,7 @@ func (a *allReduce) newHierarchicalForm() hierarchicalForm {
 		f.wide = 2
 	}
 	f.place(a.in.Rank(), islandRanks(a.in.Memory().Islands()))
-	f.cut(hierarchicalLapBytes, hierarchicalDirectBytes)
+	f.cut(longLap(f.shardBytes(), hierarchicalLapBytes), hierarchicalDirectBytes)
 	return f
 }
 
@@ -70,10 +70,16 @@ func (f *hierarchicalForm) place(rank int, islands [][]int) {
 	f.islandPlace = newIslandPlace(rank, islands, true)
 }
 
+// longLap is how long laps are of what is so many bytes at most, if those of what is short are lap bytes.
+func longLap(longest, lap int64) int64 { return max(lap, min(longest/hierarchicalFewLaps, 8*lap)) }
+
+func (f *hierarchicalForm) shardBytes() int64 {
+	return alignUp((f.bytes+int64(f.rails)-1)/int64(f.rails), shardAlign)
+}
+
 // cut decides how the message is cut.
 func (f *hierarchicalForm) cut(lap, direct int64) {
-	f.shard = alignUp((f.bytes+int64(f.rails)-1)/int64(f.rails), shardAlign)
-	lap = max(lap, min(f.shard/hierarchicalFewLaps, 8*lap))
+	f.shard = f.shardBytes()
 	n := (f.shard + lap - 1) / lap
 	f.lap = alignUp((f.shard+n-1)/n, shardAlign)
 	f.laps = int((f.shard + f.lap - 1) / f.lap)

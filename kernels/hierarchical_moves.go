@@ -50,7 +50,8 @@ func (a *allGather) byIslands(s *collective.Spec) {
 		lo, hi = shareOf(n, size, rank)
 		return lo * width, hi * width
 	}
-	f.cut(shareElements(n, size)*width, hierarchicalLapBytes)
+	longest := shareElements(n, size) * width
+	f.cut(longest, longLap(longest, hierarchicalLapBytes))
 	f.spec(s)
 }
 
@@ -277,6 +278,6 @@ func (b *broadcast) byIslands(s *collective.Spec) {
 		return lo, min(lo+shard, bytes)
 	}
 	f.relay = len(islands) > 2 && shard > hierarchicalDirectBytes
-	f.cut(shard, hierarchicalLapBytes)
+	f.cut(shard, longLap(shard, hierarchicalLapBytes))
 	f.spec(s)
 }

@@ -61,7 +61,7 @@ func (r *reduction) byIslands(s *collective.Spec) {
 			return lo, min(lo+longest, n*width)
 		}
 	}
-	f.cut(longest, max(hierarchicalLapBytes/int64(max(f.targets, 1)), min(hierarchicalLeastLap, hierarchicalLapBytes)))
+	f.cut(longest, longLap(longest, max(hierarchicalLapBytes/int64(max(f.targets, 1)), min(hierarchicalLeastLap, hierarchicalLapBytes))))
 	f.spec(s)
 }
 
