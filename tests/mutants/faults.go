@@ -4,7 +4,11 @@ package main
 func init() {
 	mutants = append(mutants,
 		mutant{file: "backend/nccl/allreduce.go", why: "an error that NCCL reports on one rank is not told to the others", tests: []stage{{"backend/nccl", "TestAsyncErrorOfOneRank", usual}},
-			old: "b.giveUpTogether(red, b.explain(err))", new: "b.giveUp(context.Background(), red, err)"},
+			old: "b.giveUpTogether(red, b.named(err))", new: "b.giveUp(context.Background(), red, err)"},
+		mutant{file: "backend/nccl/allreduce.go", why: "a rank that NCCL misses first is not named", tests: []stage{{"backend/nccl", "TestLostRankIsNamed", usual}},
+			old: "if b.unnamed(err) && b.lossTime() >= checkEvery {", new: "if false {"},
+		mutant{file: "group/service.go", why: "a silent rank is known as lost behind the liveness timeout", tests: []stage{{"group", "TestSilentRankIsKnown", usual}},
+			old: "return liveness - watchPause(liveness)", new: "return liveness"},
 		mutant{file: "backend/nccl/late.go", why: "memory is freed though NCCL has it as a window", tests: []stage{{"backend/nccl", "TestWindowStays", usual}},
 			old: "\tb.late = append(b.late, &lateCall{ended: comm.Ended(), base: base})\n", new: "\t_ = comm\n"},
 		mutant{file: "backend/nccl/late.go", why: "memory is freed with the first of two communicators that have it as a window", tests: []stage{{"backend/nccl", "TestWindowStays", usual}},

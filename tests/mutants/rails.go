@@ -3,7 +3,7 @@ package main
 // The mutants of collectives by rails, between GPUs of several hosts.
 func init() {
 	late := []stage{{"backend/nccl", "TestRails", usual}, {"kernels", "TestRailsLateRank", usual}}
-	right := []stage{{"backend/nccl", "TestRails$", usual}, {"kernels", "TestRailCollectives", usual}}
+	right := []stage{{"backend/nccl", "TestRails$", usual}, {"kernels", "TestRailCollectives/^..0_1._.2_3..$", usual}}
 	parts := []stage{{"backend/nccl", "TestParts", usual}}
 	programs := []stage{{"collective", "TestWrongPrograms", usual}}
 	const file, others = "kernels/rails.go", "kernels/rails_collectives.go"
@@ -84,7 +84,16 @@ func init() {
 		mutant{file: file, why: "a rail begins before its lap has entered", tests: right,
 			old: "\t\twatch(lap)\n\t\tb.Fork()\n", new: "\t\twatch(lap)\n"},
 		mutant{file: file, why: "all laps share one place in the workspace", tests: right,
-			old: "int64(lap%railSlots)*int64(f.rooms)", new: "0*int64(f.rooms)"},
+			old: "int64(lap%f.slots())*int64(f.rooms)", new: "0*int64(f.rooms)"},
+		mutant{file: file, why: "a lap enters where the results of another one are on their way", tests: messages,
+			old: "return railSlots + 1", new: "return railSlots"},
+		mutant{file: file, why: "results are sent before they are combined", tests: messages,
+			old: "\t\tcombine(lap)\n\t\tif lap+1 < launches && f.twice() {\n\t\t\tsend(lap + 1) // with what was combined of this one\n\t\t}\n",
+			new: "\t\tif lap+1 < launches && f.twice() {\n\t\t\tsend(lap + 1)\n\t\t}\n\t\tcombine(lap)\n"},
+		mutant{file: "kernels/rails_messages.go", why: "the parts of all islands come to one place", tests: messages,
+			old: "int64((island-f.island+n)%n-1)*f.messages.most", new: "int64(n*0)"},
+		mutant{file: puts, why: "an island counts as much as another one in averages, however many ranks it has", tests: []stage{{"kernels", "TestRailOrder/^..0_3._.1._.2..$", usual}},
+			old: "counts[i] = len(ranks)", new: "_ = ranks"},
 		mutant{file: file, why: "all ranks are one rail", tests: right,
 			old: "parts[r] = slices.Min(rail)", new: "parts[r] = 0"},
 		mutant{file: file, why: "each rank reduces the first shard", tests: right,
