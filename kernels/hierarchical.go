@@ -73,6 +73,13 @@ func (f *hierarchicalForm) place(rank int, islands [][]int) {
 // longLap is how long laps are of what is so many bytes at most, if those of what is short are lap bytes.
 func longLap(longest, lap int64) int64 { return max(lap, min(longest/hierarchicalFewLaps, 8*lap)) }
 
+// evenLaps cuts bytes into laps that are as long, of lap bytes at most but for alignment. Of none there is one.
+func evenLaps(longest, lap int64) (each int64, laps int) {
+	n := max((longest+lap-1)/lap, 1)
+	each = max(alignUp((longest+n-1)/n, shardAlign), shardAlign)
+	return each, int(max((longest+each-1)/each, 1))
+}
+
 func (f *hierarchicalForm) shardBytes() int64 {
 	return alignUp((f.bytes+int64(f.rails)-1)/int64(f.rails), shardAlign)
 }
@@ -80,9 +87,7 @@ func (f *hierarchicalForm) shardBytes() int64 {
 // cut decides how the message is cut.
 func (f *hierarchicalForm) cut(lap, direct int64) {
 	f.shard = f.shardBytes()
-	n := (f.shard + lap - 1) / lap
-	f.lap = alignUp((f.shard+n-1)/n, shardAlign)
-	f.laps = int((f.shard + f.lap - 1) / f.lap)
+	f.lap, f.laps = evenLaps(f.shard, lap)
 	f.direct = len(f.islands) <= 2 || f.shard <= direct
 	if f.part = f.lap; !f.direct {
 		f.part = alignUp((f.lap+int64(len(f.islands))-1)/int64(len(f.islands)), shardAlign)

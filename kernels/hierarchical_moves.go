@@ -36,11 +36,7 @@ type islandMovement struct {
 }
 
 // cut decides how shares of so many bytes at most are cut.
-func (f *islandMovement) cut(longest, lap int64) {
-	n := max((longest+lap-1)/lap, 1)
-	f.lap = max(alignUp((longest+n-1)/n, shardAlign), shardAlign)
-	f.laps = int(max((longest+f.lap-1)/f.lap, 1))
-}
+func (f *islandMovement) cut(longest, lap int64) { f.lap, f.laps = evenLaps(longest, lap) }
 
 // byIslands makes the spec that of the form Hierarchical.
 func (a *allGather) byIslands(s *collective.Spec) {

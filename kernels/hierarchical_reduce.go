@@ -66,11 +66,7 @@ func (r *reduction) byIslands(s *collective.Spec) {
 }
 
 // cut decides how parts of so many bytes at most are cut.
-func (f *islandReduction) cut(longest, lap int64) {
-	n := max((longest+lap-1)/lap, 1)
-	f.lap = max(alignUp((longest+n-1)/n, shardAlign), shardAlign)
-	f.laps = int(max((longest+f.lap-1)/f.lap, 1))
-}
+func (f *islandReduction) cut(longest, lap int64) { f.lap, f.laps = evenLaps(longest, lap) }
 
 func (f *islandReduction) spec(s *collective.Spec) {
 	s.Parameters += fmt.Sprintf(", islands %v, laps of %d bytes", f.islands, f.lap)

@@ -125,10 +125,7 @@ func (f *railForm) cut() {
 	if parts := int64(len(f.shards)); parts > 2 {
 		lap = max(lap*2/parts, 1)
 	}
-	f.lap = max((f.most+railMostLaps-1)/railMostLaps, min(lap, f.most), 1)
-	n := (f.most + f.lap - 1) / f.lap
-	f.lap = alignUp((f.most+n-1)/n, shardAlign)
-	f.laps = int((f.most + f.lap - 1) / f.lap)
+	f.lap, f.laps = evenLaps(f.most, max((f.most+railMostLaps-1)/railMostLaps, min(lap, f.most), 1))
 }
 
 // cutShares makes shards of the shares of an island's ranks. Where there are as many ranks as shards, each has its own.
@@ -293,12 +290,7 @@ func (a *allReduce) byRails(s *collective.Spec) {
 	case f.puts != nil:
 		f.allReducePuts(s)
 	case f.messages != nil:
-		f.cutForAll(func(lap int, _ device.Ptr) (at device.Ptr) {
-			for _, x := range f.lapOf(0, f.local, lap) {
-				at = f.out.Ptr().Add(x.lo)
-			}
-			return at
-		}, func(int) bool { return true }, false)
+		f.cutForAll(func(lap int, _ device.Ptr) device.Ptr { return f.ownOut(lap) }, func(int) bool { return true }, false)
 		f.workspace(s, 1)
 		f.moves.sums = f.sumsAside
 	}
@@ -311,11 +303,16 @@ func (f *railForm) allReducePuts(s *collective.Spec) {
 	f.moves.sums = f.sumsAside
 	f.puts.brings = func(lap, _ int) (room int, bytes int64) { return 0, sizeOf(f.lapOf(0, f.local, lap)) }
 	f.puts.takes = func(lap int, _ device.Ptr) (dst device.Ptr, room int, bytes int64) {
-		for _, x := range f.lapOf(0, f.local, lap) {
-			dst = f.out.Ptr().Add(x.lo)
-		}
-		return dst, 0, sizeOf(f.lapOf(0, f.local, lap))
+		return f.ownOut(lap), 0, sizeOf(f.lapOf(0, f.local, lap))
 	}
+}
+
+// ownOut is where in the output a lap of this rank's shard is, of a message that is one part; 0 if there is none.
+func (f *railForm) ownOut(lap int) (at device.Ptr) {
+	for _, x := range f.lapOf(0, f.local, lap) {
+		at = f.out.Ptr().Add(x.lo)
+	}
+	return at
 }
 
 // sumsAside is what this rank combines of a lap of a message that is one part, to the first room.
@@ -432,17 +429,19 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 		return nil
 	}
 	own := b.Workspace(b.Rank())
-	calls, combine, err := f.moves.calls, func(int) {}, error(nil)
-	launches := f.laps
+	calls, combine := f.moves.calls, func(int) {}
 	if f.messages != nil {
-		calls = f.messaged
-		if combine, err = f.combining(b); err != nil {
+		reduce, err := f.newReduce(b)
+		if err != nil {
 			return err
 		}
-		if f.twice() {
-			launches++ // what was combined of the last lap
-		}
+		calls, combine = f.messaged, func(lap int) { f.combineParts(b, reduce, lap) }
 	}
+	behind := 0 // by so many launches a lap leaves later than its parts have come
+	if f.twice() {
+		behind = 1 // with what was combined of it
+	}
+	launches := f.laps + behind
 	// A word for each launch: one may come while another is looked at. It is not 0 before its rail has brought it, so that of a rail which was cut off it never is.
 	unheard := bytes.Repeat([]byte{1}, 4*launches)
 	heard, again := b.Upload(unheard), b.Upload(unheard)
@@ -478,7 +477,6 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 	if f.laps > 1 {
 		enter(1)
 	}
-	leaves := 0
 	for lap := range launches {
 		b.JoinInTime(f.late)
 		watch(lap)
@@ -496,9 +494,8 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 		if lap+1 < launches && f.twice() {
 			send(lap + 1) // with what was combined of this one
 		}
-		if !f.twice() || lap > 0 {
+		if leaves := lap - behind; leaves >= 0 {
 			b.Waiting(leavesLap(leaves))
-			leaves++
 		}
 		if lap+2 < f.laps {
 			enter(lap + 2)

@@ -102,20 +102,17 @@ func (f *railForm) messaged(lap int, own device.Ptr) (all []memory.LibraryCall) 
 	return all
 }
 
-// combining adds the kernel that combines this rank's parts of a lap.
-func (f *railForm) combining(b *collective.Builder) (func(lap int), error) {
-	reduce, err := f.newReduce(b)
+// combineParts adds the kernel that combines this rank's parts of a lap. Behind the last one there are only results.
+func (f *railForm) combineParts(b *collective.Builder, reduce localReduce, lap int) {
+	if lap == f.laps {
+		return
+	}
 	own := b.Workspace(b.Rank())
-	return func(lap int) {
-		if lap == f.laps {
-			return // there are only results
+	offset, bytes := f.messages.part(lap, f.island)
+	reduce(f.sources(func(island int) device.Ptr {
+		if island == f.island {
+			return own.Add(offset)
 		}
-		offset, bytes := f.messages.part(lap, f.island)
-		reduce(f.sources(func(island int) device.Ptr {
-			if island == f.island {
-				return own.Add(offset)
-			}
-			return own.Add(f.partFrom(lap, island))
-		}), f.messages.result(lap, f.island, own), bytes)
-	}, err
+		return own.Add(f.partFrom(lap, island))
+	}), f.messages.result(lap, f.island, own), bytes)
 }

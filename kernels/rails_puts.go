@@ -122,17 +122,19 @@ func (f *railForm) counts() []int {
 		if f.op == Avg {
 			counts[i] = len(ranks)
 		}
-		for a, b := common, counts[i]; ; a, b = b, a%b {
-			if b == 0 {
-				common = a
-				break
-			}
-		}
+		common = gcd(common, counts[i])
 	}
 	for i := range counts {
 		counts[i] /= common
 	}
 	return counts
+}
+
+func gcd(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
 }
 
 // newReduce makes what combines what islands have combined.

@@ -10,25 +10,19 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/testneed"
 	"github.com/symmem/symmem/kernels"
 )
 
 // gpuHosts pretends that ranks on the GPUs of this machine are on several hosts, each with so many: by boot ids, and, for NCCL, by its variables. Ranks may share a GPU. Their data goes by sockets.
+// Where the backend has no GPU the test is skipped, which is a failure with gpus=1 in SYMMEM_TEST_REQUIRE.
 func gpuHosts(t *testing.T, name string, ranks ...int) *hosts {
 	t.Helper()
 	requireBackend(t, name)
 	have := gpus(t)
 	if have == 0 || deviceKind(t, name) != device.CUDA {
-		skipWithout(t, "gpu_hosts", "backend %s has no GPU here", name)
-	}
-	var host, local []int // by rank
-	for h, n := range ranks {
-		for place := range n {
-			host, local = append(host, h), append(local, place)
-		}
+		testneed.MissingGPUs(t, 1, "backend "+name+" works on none here")
 	}
 	visible := strings.FieldsFunc(os.Getenv("CUDA_VISIBLE_DEVICES"), func(r rune) bool { return r == ',' })
 	if len(visible) == 0 {
@@ -36,21 +30,15 @@ func gpuHosts(t *testing.T, name string, ranks ...int) *hosts {
 			visible = append(visible, strconv.Itoa(d))
 		}
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := listener.Addr().String()
-	require.NoError(t, listener.Close())
+	addr := testneed.FreeAddress(t)
 	return &hosts{
 		addr:    addr,
 		listen:  func() (net.Listener, error) { return net.Listen("tcp", addr) },
 		command: func(int) []string { return nil },
 		env: func(rank int) []string {
-			h := host[rank]
-			return []string{
-				fmt.Sprintf("%s=host %d", bootVariable, h), fmt.Sprintf("NCCL_HOSTID=host%d", h), "NCCL_NET=Socket", "NCCL_IB_DISABLE=1", "NCCL_MNNVL_ENABLE=0", "NCCL_NVLS_ENABLE=0",
-				"NCCL_MULTI_RANK_GPU_ENABLE=1", "UCX_TLS=tcp,cuda_copy,self", "SYMMEM_SHARE_DEVICE=true", "CUDA_VISIBLE_DEVICES=" + visible[rank%len(visible)],
-				fmt.Sprintf("SYMMEM_LOCAL_RANK=%d", local[rank]), fmt.Sprintf("SYMMEM_LOCAL_WORLD_SIZE=%d", ranks[h]),
-			}
+			h, _ := placeOf(ranks, rank)
+			return append(onHost(ranks, rank), fmt.Sprintf("NCCL_HOSTID=host%d", h), "NCCL_NET=Socket", "NCCL_IB_DISABLE=1", "NCCL_MNNVL_ENABLE=0", "NCCL_NVLS_ENABLE=0",
+				"NCCL_MULTI_RANK_GPU_ENABLE=1", "UCX_TLS=tcp,cuda_copy,self", "SYMMEM_SHARE_DEVICE=true", "CUDA_VISIBLE_DEVICES="+visible[rank%len(visible)])
 		},
 	}
 }

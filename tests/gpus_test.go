@@ -1,8 +1,8 @@
 package tests
 
 import (
+	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -10,6 +10,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // gpus counts the GPUs that this process sees; 0 without a driver.
@@ -29,14 +30,7 @@ func gpus(t *testing.T) int {
 func requireGPUs(t *testing.T, name string, ranks int) {
 	t.Helper()
 	if have := gpus(t); have < ranks && deviceKind(t, name) == device.CUDA {
-		for _, r := range required() {
-			if n, ok := strings.CutPrefix(r, "gpus="); ok {
-				must, err := strconv.Atoi(n)
-				require.NoError(t, err, "SYMMEM_TEST_REQUIRE has %s", r)
-				require.Less(t, must, ranks, "SYMMEM_TEST_REQUIRE has %s, and there are %d GPUs", r, have)
-			}
-		}
-		t.Skipf("backend %s: %d ranks need as many GPUs, and there are %d", name, ranks, have)
+		testneed.MissingGPUs(t, ranks, fmt.Sprintf("backend %s: %d ranks need as many, and there are %d", name, ranks, have))
 	}
 }
 

@@ -131,7 +131,7 @@ func endsInAnError(stage string) bool {
 	return strings.HasPrefix(stage, "all_reduce/") || slices.Contains([]string{"transfer", "wait", "barrier", "graph"}, stage)
 }
 
-// killJob is one rank of TestKill, or of TestKillBetweenHosts.
+// killJob is one rank of TestKill, or of such between hosts.
 func killJob(ctx context.Context, cfg config.Config, arg string, say func(any)) error {
 	stage, number, _ := strings.Cut(arg, ":")
 	victim, err := strconv.Atoi(number)

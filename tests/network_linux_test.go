@@ -40,7 +40,7 @@ type namespace struct{ holder *exec.Cmd }
 type joined struct {
 	hosts
 	network *network
-	first   []int // rank of each host
+	ranks   []int // how many each host has
 }
 
 // requireHostNIXL skips the test if backend nixl is not here, or works on GPUs: between hosts it is tried with memory of the CPU.
@@ -55,15 +55,10 @@ func requireHostNIXL(t *testing.T) {
 // containersOf makes network namespaces on this host, as containers of one host have, each with so many ranks.
 func containersOf(t *testing.T, ranks ...int) *joined {
 	t.Helper()
-	on := &joined{network: newNetwork(t, len(ranks))}
+	on := &joined{network: newNetwork(t, len(ranks)), ranks: ranks}
 	on.addr, on.env = address(0, 0)+":17717", func(int) []string { return nil }
 	on.listen = func() (net.Listener, error) { return on.network.hosts[0].listen(on.addr) }
 	on.command = func(rank int) []string { return on.network.hosts[on.host(rank)].entering() }
-	first := 0
-	for _, n := range ranks {
-		on.first = append(on.first, first)
-		first += n
-	}
 	return on
 }
 
@@ -71,10 +66,7 @@ func containersOf(t *testing.T, ranks ...int) *joined {
 func hostsOf(t *testing.T, ranks ...int) *joined {
 	t.Helper()
 	on := containersOf(t, ranks...)
-	on.env = func(rank int) []string {
-		h := on.host(rank)
-		return []string{fmt.Sprintf("%s=host %d", bootVariable, h), fmt.Sprintf("SYMMEM_LOCAL_RANK=%d", rank-on.first[h]), fmt.Sprintf("SYMMEM_LOCAL_WORLD_SIZE=%d", ranks[h])}
-	}
+	on.env = func(rank int) []string { return onHost(ranks, rank) }
 	return on
 }
 
@@ -93,11 +85,23 @@ func (on *joined) overTCP() *joined {
 
 // host is where a rank is.
 func (on *joined) host(rank int) int {
-	h, found := slices.BinarySearch(on.first, rank)
-	if !found {
-		h--
-	}
+	h, _ := placeOf(on.ranks, rank)
 	return h
+}
+
+// placeOf is on which host a rank is, and its place there, where each host has so many ranks.
+func placeOf(ranks []int, rank int) (host, local int) {
+	for host < len(ranks)-1 && rank >= ranks[host] {
+		rank -= ranks[host]
+		host++
+	}
+	return host, rank
+}
+
+// onHost is the variables by which a rank takes its host for another one than those of the others are.
+func onHost(ranks []int, rank int) []string {
+	host, local := placeOf(ranks, rank)
+	return []string{fmt.Sprintf("%s=host %d", bootVariable, host), fmt.Sprintf("SYMMEM_LOCAL_RANK=%d", local), fmt.Sprintf("SYMMEM_LOCAL_WORLD_SIZE=%d", ranks[host])}
 }
 
 // address is that of a host on a cable.
