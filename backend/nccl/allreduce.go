@@ -588,13 +588,17 @@ func (b *Backend) closeReducers(ctx context.Context) error {
 	return err
 }
 
-// giveUpAll gives up the communicators of all forms.
+// giveUpAll gives up the communicators of all forms, at once: NCCL's abort waits for all work of the GPU, also for kernels of another communicator that wait for a rank
+// that is lost, and those end when theirs is aborted.
 func (b *Backend) giveUpAll(ctx context.Context, cause error) error {
-	var err error
-	for _, red := range b.allReducers() {
-		err = errors.Join(err, b.giveUp(ctx, red, cause))
+	all := b.allReducers()
+	failed := make([]error, len(all))
+	var ended sync.WaitGroup
+	for i, red := range all {
+		ended.Go(func() { failed[i] = b.giveUp(ctx, red, cause) })
 	}
-	return err
+	ended.Wait()
+	return errors.Join(failed...)
 }
 
 // giveUp ends a communicator and the kernels that run on it. Every stream with a run after which it was not synchronized reports it, and no other run
@@ -607,7 +611,7 @@ func (b *Backend) giveUp(ctx context.Context, red *reducer, cause error) error {
 	return b.endRuns(ctx, red, cause)
 }
 
-// giveUpBeside is giveUpTogether for work of the CPU, which must not block: nothing is enqueued on the communicator from now on, and a goroutine of the
+// giveUpBeside is giveUpTogether for who must not block, as work of the CPU: nothing is enqueued on the communicator from now on, and a goroutine of the
 // backend tells the other ranks and aborts. Both may take long: the goroutine that does all work of the CPU for this device would be gone meanwhile, and
 // NCCL's abort may even wait for streams that wait for such work.
 func (b *Backend) giveUpBeside(red *reducer, failure error) {
@@ -715,9 +719,7 @@ func (b *Backend) watch() {
 							}
 						}
 						b.log.Warn("NCCL reports an error and its communicator is aborted on all ranks", "form", red.form, "error", err)
-						if err := b.giveUpTogether(red, b.named(err)); err != nil {
-							b.log.Warn("aborting an NCCL communicator failed", "form", red.form, "error", err)
-						}
+						b.giveUpBeside(red, b.named(err)) // NCCL's abort may wait for kernels of another communicator, which is looked at meanwhile
 					}
 				}
 			}

@@ -397,6 +397,90 @@ func TestGivenUpMeanwhile(t *testing.T) {
 	})
 }
 
+// TestAbortsDoNotWaitForEachOther: NCCL's abort waits until the GPU has no work left, so also for kernels of other communicators. Where two of them wait for a rank that
+// is gone both are aborted at once, whether the group or NCCL says so, and both streams tell.
+func TestAbortsDoNotWaitForEachOther(t *testing.T) {
+	for _, teller := range []string{"group", "NCCL"} {
+		t.Run(teller, func(t *testing.T) {
+			m := newMachine(2)
+			m.version = endableKernels
+			var inTime atomic.Bool
+			inTime.Store(true)
+			failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
+					return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
+						in := memory.Place{Window: w}
+						forms := []string{plainForm, symmetricForm}
+						var plans []backend.PreparedAllReduce
+						for _, form := range forms {
+							p, err := mem.PrepareAllReduce(ctx, form, in, in, 10, 40, "f32", "sum")
+							if err != nil {
+								return err
+							}
+							plans = append(plans, p)
+						}
+						if err := g.Barrier(ctx, "prepared"); err != nil {
+							return err
+						}
+						if g.Rank() == 1 {
+							select {
+							case <-g.Lost():
+							case <-ctx.Done():
+							}
+							return nil
+						}
+						streams, closeAll, err := streamsOf(b.device, len(plans))
+						if err != nil {
+							return err
+						}
+						began := m.aborted
+						m.set(func() {
+							m.holds = true
+							m.afterAbort = func() {
+								for stop := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+									both := false
+									m.set(func() { both = m.aborted-began >= 2*len(plans) }) // on both ranks
+									if both {
+										return
+									}
+									if time.Now().After(stop) {
+										inTime.Store(false)
+										return
+									}
+								}
+							}
+						})
+						for i, p := range plans {
+							if err := p.Enqueue(streams[i]); err != nil {
+								return err
+							}
+						}
+						if teller == "group" {
+							g.Abort("the test takes a rank away")
+						} else {
+							m.set(func() {
+								for _, form := range forms {
+									m.comms[b.reducers[form].comm.Handle()].result = nccl.SystemError
+								}
+							})
+						}
+						for i, s := range streams {
+							if s.Synchronize(ctx) == nil {
+								err = errors.Join(err, fmt.Errorf("the stream of %s tells nothing", forms[i]))
+							}
+						}
+						m.set(func() { m.holds, m.afterAbort = false, nil })
+						g.Abort("the end")
+						return errors.Join(err, closeAll())
+					})
+				})
+			})
+			require.True(t, inTime.Load(), "one abort waited for another")
+			require.NotContains(t, fmt.Sprint(failed), "tells nothing")
+		})
+	}
+}
+
 // TestEveryStreamTellsOfALoss on each rank that remains: of the rank that was lost.
 func TestEveryStreamTellsOfALoss(t *testing.T) {
 	for _, form := range []string{plainForm, symmetricForm} {

@@ -404,3 +404,64 @@ func TestMadeLate(t *testing.T) {
 		}
 	}
 }
+
+// TestWindowsStayInUseOnAStuckCommunicator: where a registration was given up, freeing one of the tensors that have windows takes away no window of another that is in use.
+func TestWindowsStayInUseOnAStuckCommunicator(t *testing.T) {
+	m := newMachine(2)
+	var stays atomic.Bool
+	m.absent = func(call string, rank int) bool {
+		return stays.Load() && call == "ncclCommWindowRegister" && rank == 1
+	}
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := New(ctx, g, m.plain(g.Rank()))
+		if err != nil {
+			return err
+		}
+		var allocs [3]backend.Allocation
+		var maps [2]backend.Mapping
+		for i := range allocs {
+			if allocs[i], err = b.Allocate(ctx, granule); err != nil {
+				return err
+			}
+			if i < 2 {
+				if maps[i], err = b.Rendezvous(ctx, allocs[i]); err != nil {
+					return err
+				}
+			}
+		}
+		if err := g.Barrier(ctx, "two windows"); err != nil {
+			return err
+		}
+		stays.Store(true)
+		err = within(ctx, 500*time.Millisecond, func(ctx context.Context) error {
+			_, err := b.Rendezvous(ctx, allocs[2])
+			return err
+		})
+		if err == nil {
+			return errors.New("it was registered")
+		}
+		if err := g.Barrier(ctx, "given up"); err != nil {
+			return err
+		}
+		peer, err := maps[0].Peer(1 - g.Rank())
+		if err != nil {
+			return err
+		}
+		if err := b.device.CopyToHost(make([]byte, 8), peer); err != nil {
+			return fmt.Errorf("before: %w", err)
+		}
+		if err := errors.Join(maps[1].Unmap(ctx), g.Barrier(ctx, "one was freed")); err != nil {
+			return err
+		}
+		m.Mu.Lock()
+		aborted := m.aborted
+		m.Mu.Unlock()
+		if err := b.device.CopyToHost(make([]byte, 8), peer); err != nil || aborted > 0 || b.near.Handle() == 0 {
+			err = fmt.Errorf("rank %d reads the peer's memory through a window that is in use, after another was freed: %v; communicators aborted: %d", g.Rank(), err, aborted)
+			_ = g.Barrier(ctx, "end")
+			return errors.Join(err, maps[0].Unmap(ctx), b.Close(ctx))
+		}
+		return errors.Join(g.Barrier(ctx, "end"), maps[0].Unmap(ctx), b.Close(ctx))
+	}))
+	assert.Positive(t, m.aborted)
+}

@@ -155,12 +155,21 @@ func (b *Backend) askPeers(w *window) error {
 	return nil
 }
 
-// deregister removes the window of the allocation at base from this process. A communicator with a call that did not end is aborted instead, with all its windows, which
-// nothing uses any more.
+// deregister removes the window of the allocation at base from this process. Of a communicator with a call that did not end no window can be removed: it is aborted, with
+// all its windows, once nothing uses one of them, and the memory stays until then.
 func (b *Backend) deregister(ctx context.Context, w *window, base device.Ptr) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
 	defer cancel()
 	if b.near.Stuck() {
+		b.mu.Lock()
+		used := len(b.windows) > 0 || len(b.devComms) > 0
+		if used {
+			b.late = append(b.late, &lateCall{ended: b.near.Ended(), base: base})
+		}
+		b.mu.Unlock()
+		if used {
+			return nil
+		}
 		return errors.Join(b.abandon(ctx), b.freeLate())
 	}
 	return b.remove(ctx, b.near, w.native, base)
