@@ -555,11 +555,16 @@ func roundingCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 				return err
 			}
 			var in, want []byte
+			grow := make([]float64, n) // how much what was rounded before may grow with the values of other ranks
 			for i := range int64(n) {
 				in = appendFloat(in, dtype, at(e.R.Rank(), i))
 				vals := make([]float64, w)
+				grow[i] = 1
 				for r := range vals {
 					vals[r] = floatAt(appendFloat(nil, dtype, at(r, i)), dtype, 0)
+					if op == kernels.Prod {
+						grow[i] *= max(1, vals[r])
+					}
 				}
 				want = appendFloat(want, dtype, referenceFloat(dtype, op, vals))
 			}
@@ -578,7 +583,7 @@ func roundingCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 				return err
 			}
 			if !alg.RankOrder() {
-				err = nearBytes(dtype, got, want, w)
+				err = nearBytes(dtype, got, want, w, grow)
 			} else {
 				err = sameBytes(dtype, got, want)
 			}
@@ -601,11 +606,14 @@ func roundingCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 // ulps are what the last digit of 1 is worth.
 var ulps = map[tensor.DType]float64{tensor.Float16: 0x1p-10, tensor.BFloat16: 0x1p-7, tensor.Float32: 0x1p-23, tensor.Float64: 0x1p-52}
 
-// nearBytes compares sums of size positive values that may have been rounded after each addition.
-func nearBytes(dtype tensor.DType, got, want []byte, size int) error {
+// least are the smallest numbers above 0, which those near 0 are multiples of.
+var least = map[tensor.DType]float64{tensor.Float16: 0x1p-24, tensor.BFloat16: 0x1p-133, tensor.Float32: 0x1p-149, tensor.Float64: 0x1p-1074}
+
+// nearBytes compares sums or products of size positive values that may have been rounded after each operation. Near 0 that changes more than the last digit, and grows with what follows.
+func nearBytes(dtype tensor.DType, got, want []byte, size int, grow []float64) error {
 	for i := range int64(len(want)) / dtype.Bytes() {
 		g, w := floatAt(got, dtype, i), floatAt(want, dtype, i)
-		if !(math.Abs(g-w) <= float64(size)*ulps[dtype]*w) {
+		if !(math.Abs(g-w) <= float64(size)*(ulps[dtype]*w+least[dtype]*grow[i])) {
 			return fmt.Errorf("element %d of %s is %v, and %v is not near", i, dtype, g, w)
 		}
 	}
