@@ -99,6 +99,21 @@ func TestDeafIslands(t *testing.T) {
 	assert.Contains(t, islands.Why(), "rank 1 cannot pass memory to rank 0: receiving a file: deaf")
 }
 
+// TestIslandsInVain: where a rank refuses what others pass it, all know before the time is up that ranks have for each other, also where that is short.
+func TestIslandsInVain(t *testing.T) {
+	groups := newApart(t, 2)
+	islandsTimeout = time.Hour // newApart puts it back
+	for _, g := range groups {
+		g.session.timeout = 2 * time.Second
+	}
+	groups[1].session.files.(*socketCarrier).read = func(messageReader, []byte, []byte) (int, int, int, error) {
+		return 0, 0, 0, io.EOF
+	}
+	islands := islandsOn(t, groups)
+	assert.Equal(t, "0; 1", islands.String())
+	assert.Contains(t, islands.Why(), "rank 1 cannot pass memory to rank 0: ")
+}
+
 // TestDeafIslandsSay: a rank that cannot receive files says so, too, where nobody has managed to send it one, for it hung up.
 func TestDeafIslandsSay(t *testing.T) {
 	groups := newApart(t, 3)
