@@ -585,7 +585,7 @@ type sights struct {
 func newSights(lanes []*workLane, changes uint64) sights {
 	s := sights{changes: changes}
 	for _, l := range lanes {
-		if l.run != nil || l.parts != nil && l.next > 0 { // only the proxy changes them
+		if l.midway() {
 			s.running = append(s.running, l)
 		}
 		if l.parts == nil {
@@ -596,6 +596,10 @@ func newSights(lanes []*workLane, changes uint64) sights {
 	}
 	return s
 }
+
+// midway reports whether the lane must be looked at whatever its word says: a job is under way, or the next one of a graph follows directly, for which
+// the GPU writes no word. The second may be without the first where a job was cut off. Only the proxy calls it.
+func (l *workLane) midway() bool { return l.run != nil || l.parts != nil && l.next > 0 }
 
 // lookOnce looks at each lane once.
 func (p *proxy) lookOnce(s *sights) laneState {
@@ -609,17 +613,16 @@ func (p *proxy) lookOnce(s *sights) laneState {
 	}
 	kept := s.running[:0]
 	for _, l := range s.running {
-		look(l)
-		if l.run != nil {
+		if look(l); l.midway() {
 			kept = append(kept, l)
 		}
 	}
 	s.running = kept
 	first := func(l *workLane) {
-		if l.run != nil {
+		if l.midway() {
 			return // it was looked at
 		}
-		if look(l); l.run != nil {
+		if look(l); l.midway() {
 			s.running = append(s.running, l)
 		}
 	}
