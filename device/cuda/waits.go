@@ -25,8 +25,8 @@ const (
 	fewProgress = 64
 )
 
-// progress is two words of pinned memory, in which the GPU reports when it begins a wait and when it has ended it: each wait has a number, and while
-// the words differ, the GPU is in the wait whose number began holds.
+// progress is two words of pinned memory, in which the GPU reports when it begins a wait and when it has ended it: each wait of a stream has a
+// number, and while the words differ, the GPU is in the wait whose number began holds. For waits in graphs see graphWait.
 type progress struct {
 	began, ended *uint32
 	at           device.Ptr // of began; ended is behind it
@@ -64,11 +64,35 @@ type waits struct {
 	sight sight
 }
 
-// graphWait is a WaitValue32 in a graph. It has words of its own, since graphs run in parallel to their streams' waits.
+// What the word began of a graph's wait holds. The GPU writes 1 at each replay, and the watcher makes it 2 when it sees the wait: one that is
+// under way when the word is 1 is another one than those that the watcher has seen.
+const (
+	waitBegun = 1
+	waitSeen  = 2
+)
+
+// graphWait is a WaitValue32 in a graph. It has words of its own, since graphs run in parallel to their streams' waits. They are the same at
+// each replay: ended is 0 while the GPU is in the wait, and else 1, but before the first replay, when began is 0.
 type graphWait struct {
 	wait
 	words *progress
 	sight sight
+}
+
+// under reports whether the GPU is in the wait, and forgets what was seen of the wait of an earlier replay. Only the watcher calls it.
+//
+// The words are memory of the host, so that a write of the GPU comes either before the swap or behind it. If the GPU writes 1 for the next replay just before the
+// swap, the mark counts for that wait, which begins just now, as the time does that is taken with the mark. If it writes behind the swap, the next look takes the
+// wait for a new one, which it is, a tick late. The GPU writes 1 before it makes ended 0, and a look reads them the other way round: it never finds a new wait with an
+// old mark.
+func (w *graphWait) under() bool {
+	if atomic.LoadUint32(w.words.ended) != 0 || atomic.LoadUint32(w.words.began) == 0 {
+		return false
+	}
+	if atomic.CompareAndSwapUint32(w.words.began, waitBegun, waitSeen) {
+		w.sight = sight{}
+	}
+	return true
 }
 
 // enqueueWait enqueues a wait, with a write of a progress word before and after it. The stream is locked and the context is current.
@@ -80,8 +104,8 @@ func (s *Stream) enqueueWait(call string, p device.Ptr, value uint32) error {
 			return fmt.Errorf("%s: %w", call, err)
 		}
 		w := &graphWait{wait: wait{id: 1, p: p, value: value}, words: words}
-		// The words are the same at each replay, so that they must be made to differ first.
-		s.ops = [...]cu.BatchMemOp{tell(words.at+4, 0), tell(words.at, 1), waitFor(p, value), tell(words.at+4, 1)}
+		// In this order, for under.
+		s.ops = [...]cu.BatchMemOp{tell(words.at, waitBegun), tell(words.at+4, 0), waitFor(p, value), tell(words.at+4, 1)}
 		if r := s.batch(4); r != cu.Success {
 			d.dropProgress(words)
 			return d.check(call, "cuStreamBatchMemOp", r)
@@ -301,8 +325,9 @@ func (w *watcher) run(quit, ended chan struct{}) {
 		select {
 		case <-quit:
 			return
-		case now := <-ticks.C:
-			if w.dev.watch(now) {
+		case <-ticks.C:
+			// Not the time of the tick, which is from before if the last look was held up: a wait would seem to have lasted as long.
+			if w.dev.watch(time.Now()) {
 				quiet = 0
 			} else {
 				quiet++
@@ -363,8 +388,7 @@ func (d *Device) watch(now time.Time) bool {
 	for _, p := range d.launchedParts() {
 		found = true
 		for _, w := range p.waits {
-			_, is := w.words.waiting()
-			p.stream.Load().look(&w.sight, p, w.wait, is, now, lost)
+			p.stream.Load().look(&w.sight, p, w.wait, w.under(), now, lost)
 		}
 	}
 	return found
