@@ -224,6 +224,39 @@ func TestReplayIsNotInTheWaitBefore(t *testing.T) {
 	require.NoError(t, g.Close())
 }
 
+// Close ends the waits of a graph that the stream has launched, also where another stream has launched the graph since.
+func TestCloseEndsWaitsOfAGraphOfTwoStreams(t *testing.T) {
+	onEach(t, &cuda.Options{WaitTimeout: 400 * time.Millisecond}, func(t *testing.T, d *cuda.Device) {
+		s, other := newStream(t, d), newStream(t, d)
+		p := alloc(t, d, 16)
+		g := capture(t, s, func() {
+			for i := range int64(4) { // each by itself may last as long
+				require.NoError(t, s.WaitValue32(p.Add(4*i), 1))
+			}
+		})
+		require.NoError(t, g.Launch(s))
+		require.NoError(t, g.Launch(other))
+		var work *device.WorkError
+		err := s.Close()
+		require.ErrorAs(t, err, &work)
+		require.NotContains(t, err.Error(), "not ended the work")
+
+		// To the other stream that is nothing any more.
+		_ = other.Synchronize(bounded(t)) // the error was of its launch, too
+		require.NoError(t, d.CopyFromHost(p, make([]byte, 16)))
+		require.NoError(t, g.Launch(other))
+		_, err = other.Query()
+		require.NoError(t, err)
+		time.Sleep(100 * time.Millisecond)
+		for i := range 4 {
+			require.NoError(t, d.CopyFromHost(p.Add(int64(4*i)), []byte{1, 0, 0, 0}))
+		}
+		synchronize(t, other)
+		require.NoError(t, other.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
 // The device must not remember words of waits that have ended: their memory may be somebody else's by then.
 func TestEndedWaitsAreForgotten(t *testing.T) {
 	gone := errors.New("gone")

@@ -143,13 +143,14 @@ func (l *workLane) come() (workJob, laneState) {
 	return job, laneMoved
 }
 
-// closing reports whether the time in which the stream's work had to end is over.
+// closing reports whether the time in which the stream's work had to end is over, or that of a stream that the graph was launched on.
 func (l *workLane) closing(now time.Time) bool {
-	s := l.stream()
-	if s == nil {
-		return false
+	var endBy time.Time
+	if l.parts != nil {
+		endBy = l.parts.ends(l.dev)
+	} else {
+		endBy = l.owner.waits.ends()
 	}
-	endBy := s.waits.ends()
 	return !endBy.IsZero() && now.After(endBy)
 }
 
@@ -187,14 +188,6 @@ func (l *workLane) watch(now time.Time) bool {
 		return l.parts.stream.Load() != nil
 	}
 	return len(l.jobs) > 0
-}
-
-// stream returns the stream that reports a failure; nil for a graph that was never launched.
-func (l *workLane) stream() *Stream {
-	if l.parts != nil {
-		return l.parts.stream.Load()
-	}
-	return l.owner
 }
 
 // end ends the present job and lets the GPU go on, unless it was cut off. The failure is stored first: whoever finds that the stream has ended must

@@ -612,6 +612,25 @@ func TestHostWorkThatEndsItsGoroutine(t *testing.T) {
 	}
 }
 
+// TestCloseEndsWorksOfAGraphOfTwoStreams: those of a graph end with a stream that has launched it, also where another stream has launched it since.
+func TestCloseEndsWorksOfAGraphOfTwoStreams(t *testing.T) {
+	d := openFake(t, newFake(1), &cuda.Options{WaitTimeout: 200 * time.Millisecond})
+	s, other := newStream(t, d), newStream(t, d)
+	g := capture(t, s, func() {
+		for range 4 { // each by itself may last longer
+			require.NoError(t, s.HostWork(endless{}))
+		}
+	})
+	require.NoError(t, g.Launch(s))
+	require.NoError(t, g.Launch(other))
+	var work *device.WorkError
+	err := s.Close()
+	require.ErrorAs(t, err, &work)
+	require.NotContains(t, err.Error(), "not ended the work")
+	require.Error(t, other.Close())
+	require.NoError(t, g.Close())
+}
+
 // TestManyWorksEndWithTheirStream: none begins any more when the time of a closing stream is over.
 func TestManyWorksEndWithTheirStream(t *testing.T) {
 	d := openFake(t, newFake(1), &cuda.Options{WaitTimeout: 200 * time.Millisecond})

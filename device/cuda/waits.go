@@ -60,8 +60,9 @@ type waits struct {
 	words *progress // nil until there is a wait
 	last  uint32    // the number of the latest
 	queue []wait    // in order; the ended ones are taken out by and by
-	endBy time.Time
 	sight sight
+
+	endBy atomic.Pointer[time.Time] // when they end because the stream is being closed; nil while it is open
 }
 
 // What the word began of a graph's wait holds. The GPU writes 1 at each replay, and the watcher makes it 2 when it sees the wait: one that is
@@ -176,17 +177,14 @@ func (w *waits) trim() {
 }
 
 // end returns the waits until deadline.
-func (w *waits) end(deadline time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.endBy = deadline
-}
+func (w *waits) end(deadline time.Time) { w.endBy.Store(&deadline) }
 
-// ends tells when the waits end because the stream is being closed; zero while it is open.
+// ends tells when the waits end because the stream is being closed; zero while it is open. It takes no lock.
 func (w *waits) ends() time.Time {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.endBy
+	if by := w.endBy.Load(); by != nil {
+		return *by
+	}
+	return time.Time{}
 }
 
 // now returns the waits that have not ended, and which of them the GPU is in, if it is in one.
@@ -383,19 +381,20 @@ func (d *Device) watch(now time.Time) bool {
 	for _, s := range d.openStreams() {
 		pending, current, is := s.waits.now()
 		found = found || pending
-		s.look(&s.waits.sight, nil, current, is, now, lost)
+		s.look(&s.waits.sight, nil, current, is, s.waits.ends(), now, lost)
 	}
 	for _, p := range d.launchedParts() {
 		found = true
+		endBy := p.ends(d)
 		for _, w := range p.waits {
-			p.stream.Load().look(&w.sight, p, w.wait, w.under(), now, lost)
+			p.stream.Load().look(&w.sight, p, w.wait, w.under(), endBy, now, lost)
 		}
 	}
 	return found
 }
 
-// look ends the wait that the GPU is in, if it is in one that must end. parts are those of the graph that the wait is in, or nil.
-func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, now time.Time, lost error) {
+// look ends the wait that the GPU is in, if it is in one that must end, at endBy if that is not zero. parts are those of the graph that the wait is in, or nil.
+func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, endBy, now time.Time, lost error) {
 	if !is {
 		w.since, w.failed = time.Time{}, false
 		return
@@ -404,7 +403,6 @@ func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, now ti
 		w.seen, w.since, w.failed = current.id, now, false
 	}
 	d := s.dev
-	endBy := s.waits.ends()
 	var why error
 	switch {
 	case w.failed: // the store has failed before
