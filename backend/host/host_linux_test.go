@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -81,6 +82,29 @@ func TestTwoHosts(t *testing.T) {
 		}
 		return m.Free(ctx, a)
 	})
+}
+
+// TestTwoHostsAfterAnAllocationOfNoUse: a rank that brings no allocation of the backend stops where the others do, and the group goes on.
+func TestTwoHostsAfterAnAllocationOfNoUse(t *testing.T) {
+	hosts := &group.LocalOptions{BootIDs: []string{"", "another host"}, Timeout: 10 * time.Second}
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, hosts, func(ctx context.Context, g *group.Group) error {
+		b, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		a, err := b.Allocate(ctx, 100)
+		if err != nil {
+			return err
+		}
+		mine := a
+		if g.Rank() == 1 {
+			mine = nil
+		}
+		if _, err = b.Rendezvous(ctx, mine); !errors.Is(err, errs.ErrNotReachable) {
+			return fmt.Errorf("a rendezvous between two hosts: %w", err)
+		}
+		return errors.Join(g.Barrier(ctx, "after it"), a.Release(ctx), b.Close(ctx))
+	}))
 }
 
 // TestSealed: a peer can neither shrink nor grow the memory.

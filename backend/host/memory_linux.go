@@ -115,19 +115,19 @@ type mapping struct {
 // Rendezvous sends each rank's descriptor to the others and maps all of them. ErrNotReachable on every rank if the ranks are on several
 // hosts; ErrInvalid for an allocation of another backend; ErrNoMemory if there are not enough addresses, or mappings of the process.
 func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backend.Mapping, error) {
+	members := b.group.Members()
+	for r, m := range members {
+		if m.BootID != members[0].BootID {
+			// Every rank sees the same members, so every rank stops here, whatever its allocation is: none may be in an exchange that the others never begin.
+			return nil, fmt.Errorf("rank %d is on another host than rank 0, and shared memory ends at the host; use backend nixl: %w",
+				r, errs.ErrNotReachable)
+		}
+	}
 	a, ok := ba.(*allocation)
 	if !ok || a.backend != b {
 		// The others are in the exchange, which fails on all ranks for want of this one's file.
 		_, err := b.group.ExchangeFile(ctx, "shared memory", nil)
 		return nil, errors.Join(fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid), err)
-	}
-	members := b.group.Members()
-	for r, m := range members {
-		if m.BootID != members[0].BootID {
-			// Every rank sees the same members, so every rank stops here.
-			return nil, fmt.Errorf("rank %d is on another host than rank 0, and shared memory ends at the host; use backend nixl: %w",
-				r, errs.ErrNotReachable)
-		}
 	}
 	files, err := b.group.ExchangeFile(ctx, "shared memory", a.file)
 	if err != nil {

@@ -1130,6 +1130,36 @@ func TestDifferentKinds(t *testing.T) {
 	assert.Empty(t, m.left())
 }
 
+// TestLegacyBetweenHosts: memory of cuMemAlloc has no handle that means anything on another host, or in a container apart, so that every rank refuses it. Between
+// ranks that share memory it is adopted all the same.
+func TestLegacyBetweenHosts(t *testing.T) {
+	for _, hosts := range []*group.LocalOptions{{BootIDs: []string{"", "another"}}, {Islands: []string{"", "another"}}, {BootIDs: []string{"another", "another"}}} {
+		apart := hosts.BootIDs == nil || hosts.BootIDs[0] != hosts.BootIDs[1]
+		m := newMachine(2)
+		m.fabric, m.fabricWorks = 1, true
+		failed := backendtest.OnRanks(t, 2, hosts, func(ctx context.Context, g *group.Group) error {
+			return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
+				p, free, err := foreignMemory(b, "legacy", granule)
+				if err != nil {
+					return err
+				}
+				return errors.Join(adoptAndUse(ctx, mem, p, granule, false), free())
+			})
+		})
+		for _, err := range failed {
+			if !apart {
+				assert.NoError(t, err)
+				continue
+			}
+			require.ErrorIs(t, err, errs.ErrNotReachable)
+			var bad *cuda.MemoryError
+			require.ErrorAs(t, err, &bad)
+			assert.ErrorContains(t, err, "CU_MEM_HANDLE_TYPE_FABRIC")
+		}
+		assert.Empty(t, m.left())
+	}
+}
+
 // TestPeerLost: when a rank has gone, the others' mappings are undone all the same.
 func TestPeerLost(t *testing.T) {
 	m := newMachine(3)

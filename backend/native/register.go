@@ -17,7 +17,8 @@ const adoptAlign = 16
 
 // Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate, which must be pinned and
 // have been made with the handle type of POSIX file descriptors, or of cuMemAlloc or cudaMalloc. It must be aligned to 16 bytes and lie anywhere in
-// one allocation, of which peers map the whole. Everything that is wrong is in the [*cuda.MemoryError].
+// one allocation, of which peers map the whole. Everything that is wrong is in the [*cuda.MemoryError], which is ErrNotReachable too for memory of cuMemAlloc in a
+// group of several hosts, or of containers that cannot pass memory to each other.
 func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
 	if b.found.noRegister != "" {
 		return nil, b.Capabilities().Missing(Name, "register")
@@ -65,6 +66,13 @@ func (a *allocation) adopt() error {
 func (a *allocation) adoptLegacy(base device.Ptr, bad *cuda.MemoryError) {
 	b := a.backend
 	a.kind = legacy
+	if b.islands.Count() > 1 {
+		// A handle means nothing on another host, or it means other memory there.
+		bad.Note("it was allocated by cuMemAlloc or cudaMalloc, and cannot be passed to other hosts, or to containers apart, where ranks of the group are; " +
+			"allocate it by cuMemCreate with CU_MEM_HANDLE_TYPE_FABRIC, or let this library allocate it")
+		bad.Err = errs.ErrNotReachable
+		return
+	}
 	if !b.otherProcess() {
 		return
 	}

@@ -69,14 +69,19 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 	mine := ask{Op: "a team for NVSHMEM's " + name}
 	stream := b.stream // a call that is given up may end after Close
 	var warming atomic.Bool
+	taken := make(chan uint64, 1) // the turn, when a team was taken in it
 	take := func(turn uint64, _ []ask) error {
 		team, err := w.takeTeam()
+		if err != nil {
+			return err
+		}
 		p.team, p.turn = team, turn
-		return err
+		w.hold(turn, &resource{team: team})
+		taken <- turn
+		return nil
 	}
 	// NVSHMEM bounds nothing, so no rank enqueues a collective before all have a team.
-	warm := func(turn uint64, _ []ask) error {
-		w.hold(turn, &resource{team: p.team})
+	warm := func(uint64, []ask) error {
 		if w.warm[name] {
 			return nil
 		}
@@ -90,6 +95,11 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 		err = w.breakUp(onlySome(err))
 	}
 	if err != nil {
+		select {
+		case turn := <-taken: // all PEs give it back together, so that the book stays the same; if one has none, it is lost
+			w.release(turn)
+		default:
+		}
 		return nil, err
 	}
 	return p, nil

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nvshmem"
 	"github.com/symmem/symmem/memory"
 )
 
@@ -188,4 +190,52 @@ func TestCollectivesRefuse(t *testing.T) {
 	assert.EqualValues(t, 256<<10, w.reduceRoom())
 	w.lib.(*fakeLib).scratch = "not a size"
 	assert.EqualValues(t, 256<<10, w.reduceRoom())
+}
+
+// lateLib comes back from NewTeam late the first time.
+type lateLib struct {
+	library
+	until <-chan struct{}
+}
+
+func (l *lateLib) NewTeam() (nvshmem.Team, error) {
+	team, err := l.library.NewTeam()
+	<-l.until
+	return team, err
+}
+
+// TestTeamOfACollectiveThatWasNotPrepared: it is used for the next, where the ranks had it all, and could not tell each other.
+func TestTeamOfACollectiveThatWasNotPrepared(t *testing.T) {
+	m := newMachine(2)
+	gaveUp := make(chan struct{})
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, &group.LocalOptions{Timeout: time.Second}, func(ctx context.Context, g *group.Group) error {
+		o := m.options(g.Rank())
+		if load := o.load; g.Rank() == 1 {
+			o.load = func(n *nvshmem.Options) (library, error) {
+				l, err := load(n)
+				return &lateLib{l, gaveUp}, err
+			}
+		}
+		return withMemory(ctx, g, o, func(b *Backend, _ *memory.Memory) error {
+			what := &backend.AllReduce{Name: Name, Collective: barrier}
+			_, err := b.PrepareAllReduce(ctx, what)
+			if g.Rank() == 0 {
+				close(gaveUp)
+			}
+			if err == nil || b.world.usable() != nil {
+				return fmt.Errorf("a rank that is late: %w, %w", err, b.world.usable())
+			}
+			p, err := b.PrepareAllReduce(ctx, what)
+			if err != nil {
+				return err
+			}
+			s, err := b.device.NewStream()
+			if err != nil {
+				return err
+			}
+			return errors.Join(p.Enqueue(s), s.Synchronize(ctx), p.Close(), s.Close())
+		})
+	}))
+	assert.Equal(t, 1, m.called("team"), "the team was lost")
+	assert.Empty(t, m.left())
 }

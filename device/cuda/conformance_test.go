@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -150,6 +151,110 @@ func TestWaitEndsInAFullQueue(t *testing.T) {
 		require.NoError(t, s.Fill(p.Add(4), 1, 4))
 	}
 	require.ErrorIs(t, s.Synchronize(bounded(t)), os.ErrDeadlineExceeded)
+}
+
+// The waits of a graph's replays are waits of their own: each may last as long as WaitTimeout, also where one follows directly on another.
+func TestWaitsOfReplaysAreNotOne(t *testing.T) {
+	onEach(t, &cuda.Options{WaitTimeout: 300 * time.Millisecond}, func(t *testing.T, d *cuda.Device) {
+		s := newStream(t, d)
+		p := alloc(t, d, 8)
+		g := capture(t, s, func() {
+			require.NoError(t, s.WaitValue32(p, 1))
+			require.NoError(t, s.WriteValue32(p, 0))
+		})
+		const replays = 8
+		for range replays {
+			require.NoError(t, g.Launch(s))
+		}
+		for range replays {
+			time.Sleep(60 * time.Millisecond)
+			require.NoError(t, d.CopyFromHost(p, []byte{1, 0, 0, 0}))
+			_, err := s.Query() // the fake goes on when it is asked
+			require.NoError(t, err)
+		}
+		synchronize(t, s)
+
+		// One that lasts too long still ends, in whichever replay.
+		for range 2 {
+			require.NoError(t, g.Launch(s))
+			require.ErrorIs(t, s.Synchronize(bounded(t)), os.ErrDeadlineExceeded)
+		}
+		require.NoError(t, g.Close())
+	})
+}
+
+// A replay that has begun, and has not come to its wait, is not in the wait that the replay before it was in.
+func TestReplayIsNotInTheWaitBefore(t *testing.T) {
+	f := newFake(1)
+	drv := f.driver()
+	var closed atomic.Bool
+	batch := drv.StreamBatchMemOp
+	drv.StreamBatchMemOp = func(s cu.StreamHandle, n uint32, ops *cu.BatchMemOp, flags uint32) cu.Result {
+		all := unsafe.Slice(ops, n)
+		if r := batch(s, 1, &all[0], flags); r != cu.Success || n == 1 {
+			return r
+		}
+		f.mu.Lock()
+		f.enqueue(s, func() bool { return !closed.Load() })
+		f.mu.Unlock()
+		return batch(s, n-1, &all[1], flags)
+	}
+	d, err := cuda.Open(&cuda.Options{Driver: drv, WaitTimeout: 150 * time.Millisecond})
+	require.NoError(t, err)
+	closeInTheEnd(t, d)
+	s := newStream(t, d)
+	p := alloc(t, d, 8)
+	g := capture(t, s, func() {
+		require.NoError(t, s.WaitValue32(p, 1))
+		require.NoError(t, s.WriteValue32(p, 0))
+	})
+	require.NoError(t, g.Launch(s))
+	require.NoError(t, g.Launch(s))
+	_, err = s.Query()
+	require.NoError(t, err)
+	time.Sleep(60 * time.Millisecond) // the watcher sees the first wait
+	closed.Store(true)
+	require.NoError(t, d.CopyFromHost(p, []byte{1, 0, 0, 0}))
+	_, err = s.Query()
+	require.NoError(t, err)
+	time.Sleep(200 * time.Millisecond)
+	closed.Store(false)
+	require.NoError(t, d.CopyFromHost(p, []byte{1, 0, 0, 0}))
+	synchronize(t, s)
+	require.NoError(t, g.Close())
+}
+
+// Close ends the waits of a graph that the stream has launched, also where another stream has launched the graph since.
+func TestCloseEndsWaitsOfAGraphOfTwoStreams(t *testing.T) {
+	onEach(t, &cuda.Options{WaitTimeout: 400 * time.Millisecond}, func(t *testing.T, d *cuda.Device) {
+		s, other := newStream(t, d), newStream(t, d)
+		p := alloc(t, d, 16)
+		g := capture(t, s, func() {
+			for i := range int64(4) { // each by itself may last as long
+				require.NoError(t, s.WaitValue32(p.Add(4*i), 1))
+			}
+		})
+		require.NoError(t, g.Launch(s))
+		require.NoError(t, g.Launch(other))
+		var work *device.WorkError
+		err := s.Close()
+		require.ErrorAs(t, err, &work)
+		require.NotContains(t, err.Error(), "not ended the work")
+
+		// To the other stream that is nothing any more.
+		_ = other.Synchronize(bounded(t)) // the error was of its launch, too
+		require.NoError(t, d.CopyFromHost(p, make([]byte, 16)))
+		require.NoError(t, g.Launch(other))
+		_, err = other.Query()
+		require.NoError(t, err)
+		time.Sleep(100 * time.Millisecond)
+		for i := range 4 {
+			require.NoError(t, d.CopyFromHost(p.Add(int64(4*i)), []byte{1, 0, 0, 0}))
+		}
+		synchronize(t, other)
+		require.NoError(t, other.Close())
+		require.NoError(t, g.Close())
+	})
 }
 
 // The device must not remember words of waits that have ended: their memory may be somebody else's by then.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
@@ -319,6 +320,26 @@ func (g *graphParts) fail(d *Device, e *device.WorkError) {
 		own := *e
 		s.fail(&own)
 	}
+}
+
+// ends tells when the waits and works of the graph end because a stream that it was launched on is being closed; zero while all are open. Launches of the graph
+// follow each other, whichever streams they are on, and nobody knows whose the GPU is in: it may be that of the closing stream, or one which that stream waits for.
+func (g *graphParts) ends(d *Device) time.Time {
+	var first time.Time
+	note := func(s *Stream) {
+		if by := s.waits.ends(); !by.IsZero() && (first.IsZero() || by.Before(first)) {
+			first = by
+		}
+	}
+	if s := g.stream.Load(); s != nil {
+		note(s)
+	}
+	d.faultMu.Lock()
+	defer d.faultMu.Unlock()
+	for _, s := range g.debtors {
+		note(s)
+	}
+	return first
 }
 
 // takeCell returns a cell for values that f decodes.

@@ -484,6 +484,10 @@ func (d *Device) close() error {
 		note(errCallsLeft)
 		idle = false
 	}
+	if err := d.lane.drainBy(deadline); err != nil {
+		note(err)
+		idle = false
+	}
 
 	d.mu.Lock()
 	left := len(d.streams)

@@ -143,13 +143,14 @@ func (l *workLane) come() (workJob, laneState) {
 	return job, laneMoved
 }
 
-// closing reports whether the time in which the stream's work had to end is over.
+// closing reports whether the time in which the stream's work had to end is over, or that of a stream that the graph was launched on.
 func (l *workLane) closing(now time.Time) bool {
-	s := l.stream()
-	if s == nil {
-		return false
+	var endBy time.Time
+	if l.parts != nil {
+		endBy = l.parts.ends(l.dev)
+	} else {
+		endBy = l.owner.waits.ends()
 	}
-	endBy := s.waits.ends()
 	return !endBy.IsZero() && now.After(endBy)
 }
 
@@ -187,14 +188,6 @@ func (l *workLane) watch(now time.Time) bool {
 		return l.parts.stream.Load() != nil
 	}
 	return len(l.jobs) > 0
-}
-
-// stream returns the stream that reports a failure; nil for a graph that was never launched.
-func (l *workLane) stream() *Stream {
-	if l.parts != nil {
-		return l.parts.stream.Load()
-	}
-	return l.owner
 }
 
 // end ends the present job and lets the GPU go on, unless it was cut off. The failure is stored first: whoever finds that the stream has ended must
@@ -585,7 +578,7 @@ type sights struct {
 func newSights(lanes []*workLane, changes uint64) sights {
 	s := sights{changes: changes}
 	for _, l := range lanes {
-		if l.run != nil || l.parts != nil && l.next > 0 { // only the proxy changes them
+		if l.midway() {
 			s.running = append(s.running, l)
 		}
 		if l.parts == nil {
@@ -596,6 +589,10 @@ func newSights(lanes []*workLane, changes uint64) sights {
 	}
 	return s
 }
+
+// midway reports whether the lane must be looked at whatever its word says: a job is under way, or the next one of a graph follows directly, for which
+// the GPU writes no word. The second may be without the first where a job was cut off. Only the proxy calls it.
+func (l *workLane) midway() bool { return l.run != nil || l.parts != nil && l.next > 0 }
 
 // lookOnce looks at each lane once.
 func (p *proxy) lookOnce(s *sights) laneState {
@@ -609,17 +606,16 @@ func (p *proxy) lookOnce(s *sights) laneState {
 	}
 	kept := s.running[:0]
 	for _, l := range s.running {
-		look(l)
-		if l.run != nil {
+		if look(l); l.midway() {
 			kept = append(kept, l)
 		}
 	}
 	s.running = kept
 	first := func(l *workLane) {
-		if l.run != nil {
+		if l.midway() {
 			return // it was looked at
 		}
-		if look(l); l.run != nil {
+		if look(l); l.midway() {
 			s.running = append(s.running, l)
 		}
 	}

@@ -531,6 +531,33 @@ func TestHostWorkThatWasCutOff(t *testing.T) {
 	require.NoError(t, s.Synchronize(ctx))
 }
 
+// TestHostWorkBehindWorkThatWasCutOff: in a graph, too, what follows directly is done all the same.
+func TestHostWorkBehindWorkThatWasCutOff(t *testing.T) {
+	d := openFake(t, newFake(1), &cuda.Options{WaitTimeout: 60 * time.Millisecond})
+	s := newStream(t, d)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	first := &heldUp{}
+	defer first.gone.Store(true)
+	var order []string
+	require.NoError(t, s.BeginCapture())
+	require.NoError(t, s.HostWork(first))
+	require.NoError(t, s.HostWork(noting{"second", &order}))
+	require.NoError(t, s.HostWork(noting{"third", &order}))
+	g, err := s.EndCapture()
+	require.NoError(t, err)
+	require.NoError(t, g.Launch(s))
+	require.ErrorIs(t, s.Synchronize(ctx), os.ErrDeadlineExceeded)
+	assert.Equal(t, []string{"second", "third"}, order)
+
+	// And the lane is good for the next launch.
+	first.gone.Store(true)
+	require.NoError(t, g.Launch(s))
+	require.NoError(t, s.Synchronize(ctx))
+	assert.Equal(t, []string{"second", "third", "second", "third"}, order)
+	require.NoError(t, g.Close())
+}
+
 // TestHostWorkOutlivesItsStream: work that was cut off in a call that did not return is driven on to its end when that has returned, also if its stream was
 // closed meanwhile.
 func TestHostWorkOutlivesItsStream(t *testing.T) {
@@ -583,6 +610,25 @@ func TestHostWorkThatEndsItsGoroutine(t *testing.T) {
 		require.NoError(t, s.HostWork(&jobOf{}))
 		require.NoError(t, s.Synchronize(ctx))
 	}
+}
+
+// TestCloseEndsWorksOfAGraphOfTwoStreams: those of a graph end with a stream that has launched it, also where another stream has launched it since.
+func TestCloseEndsWorksOfAGraphOfTwoStreams(t *testing.T) {
+	d := openFake(t, newFake(1), &cuda.Options{WaitTimeout: 200 * time.Millisecond})
+	s, other := newStream(t, d), newStream(t, d)
+	g := capture(t, s, func() {
+		for range 4 { // each by itself may last longer
+			require.NoError(t, s.HostWork(endless{}))
+		}
+	})
+	require.NoError(t, g.Launch(s))
+	require.NoError(t, g.Launch(other))
+	var work *device.WorkError
+	err := s.Close()
+	require.ErrorAs(t, err, &work)
+	require.NotContains(t, err.Error(), "not ended the work")
+	require.Error(t, other.Close())
+	require.NoError(t, g.Close())
 }
 
 // TestManyWorksEndWithTheirStream: none begins any more when the time of a closing stream is over.

@@ -160,6 +160,26 @@ func (l *lane) breaks(why error) error {
 	return why
 }
 
+// idle reports whether no copy is under way that a call has left behind when it failed, without waiting. A lost context has no copies; a stream of which the driver
+// does not say it counts as at work, and so does a lane that another call has just now.
+func (l *lane) idle() bool {
+	if !l.left.Load() {
+		return true
+	}
+	if !l.mu.TryLock() {
+		return false
+	}
+	defer l.mu.Unlock()
+	if l.broken == nil { // somebody else has mended it
+		return true
+	}
+	done, err := l.ended()
+	if done && err == nil {
+		l.mended()
+	}
+	return done && err == nil || errors.Is(err, cu.ErrContextLost)
+}
+
 // drain waits until no copy is under way that a call has left behind when it failed: the memory of such a copy must not be freed. It does not wait for
 // copies of calls that have not returned.
 func (l *lane) drain(ctx context.Context) error {
@@ -181,6 +201,16 @@ func (l *lane) drain(ctx context.Context) error {
 		if err := ctx.Err(); err != nil && l.left.Load() {
 			return fmt.Errorf("a copy that has failed is still under way: %w", err)
 		}
+	}
+	return nil
+}
+
+// drainBy is drain until deadline. A lost context has no copies.
+func (l *lane) drainBy(deadline time.Time) error {
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	if err := l.drain(ctx); !errors.Is(err, cu.ErrContextLost) {
+		return err
 	}
 	return nil
 }

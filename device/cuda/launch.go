@@ -360,9 +360,11 @@ func (p *PreparedLaunch) Launch(s device.Stream) error {
 	if p.closed.Load() {
 		return closed(call, "launch")
 	}
-	if p.function.module.closed.Load() {
-		return closed(call, "module")
+	m := p.function.module
+	if err := m.hold(call); err != nil {
+		return err
 	}
+	defer m.mu.RUnlock()
 	a := p.take()
 	defer p.give(a)
 	noted := false

@@ -362,6 +362,51 @@ func TestLaunchThatWaitsForRoom(t *testing.T) {
 	told(t, second, 5, "")
 }
 
+// TestModuleIsClosedDuringALaunch: a module that is being closed stays loaded until the launches of its kernels that are being made have returned, and nobody waits for
+// it who would launch them then.
+func TestModuleIsClosedDuringALaunch(t *testing.T) {
+	f := newFake(1)
+	drv := f.driver()
+	launch, unload := drv.LaunchKernelEx, drv.ModuleUnload
+	var full atomic.Uintptr // the stream that has no room
+	came, room := make(chan struct{}), make(chan struct{})
+	drv.LaunchKernelEx = func(c *cu.LaunchConfig, f cu.FunctionHandle, params, extra *unsafe.Pointer) cu.Result {
+		if uintptr(c.Stream) == full.Load() {
+			came <- struct{}{}
+			<-room
+		}
+		return launch(c, f, params, extra)
+	}
+	var unloaded atomic.Bool
+	drv.ModuleUnload = func(m cu.ModuleHandle) cu.Result { unloaded.Store(true); return unload(m) }
+	d, err := cuda.Open(&cuda.Options{Driver: drv})
+	require.NoError(t, err)
+	closeInTheEnd(t, d)
+	m, err := d.LoadModule([]byte(ptx))
+	require.NoError(t, err)
+	k, err := m.Function("none")
+	require.NoError(t, err)
+	l, err := k.Prepare(device.Launch{})
+	require.NoError(t, err)
+	first, second := newStream(t, d), newStream(t, d)
+	makeRoom := sync.OnceFunc(func() { full.Store(0); close(room) })
+	t.Cleanup(makeRoom) // the first that is cleaned up
+	full.Store(first.Handle())
+	held, closes := make(chan error, 1), make(chan error, 1)
+	go func() { held <- l.Launch(first) }()
+	<-came
+	require.NoError(t, l.Launch(second), "a launch on another stream waits, too")
+	go func() { closes <- m.Close() }()
+	require.Eventually(t, func() bool { return errors.Is(l.Launch(second), errs.ErrClosed) }, 10*time.Second, time.Millisecond, "what is being closed is launched")
+	time.Sleep(1100 * time.Millisecond) // longer than unloading waits for a moment without work
+	assert.False(t, unloaded.Load(), "it is unloaded while its kernel is launched")
+	assert.Empty(t, closes)
+	makeRoom()
+	require.NoError(t, <-held)
+	require.NoError(t, <-closes)
+	assert.True(t, unloaded.Load())
+}
+
 func launchAtTheSameTime(t *testing.T, d *cuda.Device) {
 	const goroutines, launches = 4, 100
 	l := reports(t, d, newFault(t, d), 5)

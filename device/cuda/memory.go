@@ -58,8 +58,8 @@ func (d *Device) allocate(bytes int64) (device.Ptr, error) {
 	return p, err
 }
 
-// Free releases memory that Alloc returned. It does not wait: while streams have work, which may use the memory, the device keeps it, and frees it
-// when they have none.
+// Free releases memory that Alloc returned. It does not wait: while streams have work, which may use the memory, or a copy is under way whose call has failed, the
+// device keeps it, and frees it when there is none.
 func (d *Device) Free(p device.Ptr) error {
 	const call = "Free"
 	if err := d.enter(call); err != nil {

@@ -38,7 +38,7 @@ type Module struct {
 	image  *image
 	handle cu.ModuleHandle
 	closed atomic.Bool
-	mu     sync.RWMutex // held for reading during calls that use the handle
+	mu     sync.RWMutex // held for reading during calls that use the handle, or one of a kernel's; for writing by destroy alone; taken before the lock of a stream
 }
 
 // LoadModule loads kernels from PTX, a cubin or a fat binary. PTX is compiled for the GPU, which takes some milliseconds to seconds; the driver keeps
@@ -138,12 +138,23 @@ func checkELF(image []byte) (err error) {
 	return nil
 }
 
-// begin begins a call that uses the module's handle; end must follow unless there is an error.
-func (m *Module) begin(call string) error {
-	m.mu.RLock()
+// hold locks the module for reading, or refuses if it is closed or being closed. It does not wait: what is being closed may wait for a launch that waits for room in a
+// queue, which work of the CPU makes by calls like this one.
+func (m *Module) hold(call string) error {
+	if !m.mu.TryRLock() { // only destroy locks it for writing
+		return closed(call, "module")
+	}
 	if m.closed.Load() {
 		m.mu.RUnlock()
 		return closed(call, "module")
+	}
+	return nil
+}
+
+// begin begins a call that uses the module's handle; end must follow unless there is an error.
+func (m *Module) begin(call string) error {
+	if err := m.hold(call); err != nil {
+		return err
 	}
 	if err := m.dev.enter(call); err != nil {
 		m.mu.RUnlock()
@@ -215,7 +226,8 @@ func (m *Module) Function(name string) (device.Function, error) {
 	return f, nil
 }
 
-// Close unloads the kernels, unless another module of the same image is open. No work that uses them may be queued. A second Close returns ErrClosed.
+// Close unloads the kernels, unless another module of the same image is open. It waits for launches that are being made, but no work that uses the kernels may be
+// queued. A second Close returns ErrClosed.
 func (m *Module) Close() error {
 	const call = "Close"
 	d := m.dev

@@ -16,7 +16,7 @@ type MemoryError struct {
 	Ptr      device.Ptr
 	Bytes    int64
 	Problems []string // each says what is wrong and what to do
-	Err      error    // the driver's error, if it refused the address altogether
+	Err      error    // the driver's error, if it refused the address altogether, or another condition that the memory stands for
 }
 
 // Error lists the problems.
@@ -27,7 +27,7 @@ func (e *MemoryError) Error() string {
 // Is reports that a MemoryError is an ErrInvalid.
 func (e *MemoryError) Is(target error) bool { return target == errs.ErrInvalid }
 
-// Unwrap returns the driver's error, or nil.
+// Unwrap returns Err.
 func (e *MemoryError) Unwrap() error { return e.Err }
 
 // Note adds a problem.

@@ -14,7 +14,7 @@ import (
 // The driver frees memory, of the GPU and pinned memory, only when the GPU has nothing to do, and until then other calls wait for the one that frees.
 // If memory were freed while a stream waits for work of the CPU, or a kernel for a peer, that work could not be done: the copy that it makes is such
 // a call, and so is the launch that the peer waits for. So memory that was freed while streams have work is kept, and returned to the driver when
-// they have none, with the streams locked so that they get none meanwhile.
+// they have none, with the streams locked so that they get none meanwhile. The device's own lane counts like a stream where a copy has outlasted its call.
 
 const (
 	// The pauses between two checks whether the streams have work; they double.
@@ -30,7 +30,7 @@ type retired struct {
 	host unsafe.Pointer
 }
 
-// retire frees the memory if no stream has work, and otherwise keeps it until none has. The context is current.
+// retire frees the memory if nothing may use it that is under way, and otherwise keeps it until nothing is. The context is current.
 func (d *Device) retire(r retired) error {
 	if busy, err := d.whileIdle(func() error { return d.give(r) }); !busy {
 		return err
@@ -89,8 +89,12 @@ func (s *Stream) withoutWork() bool {
 	return s.work == nil || s.work.ended()
 }
 
-// whileIdle calls f if no stream has work, and makes sure that none gets any meanwhile; otherwise busy is true. The context is current.
+// whileIdle calls f if no stream has work, and makes sure that none gets any meanwhile; otherwise busy is true. So it is while a copy between host and device is
+// under way whose call has failed. The context is current.
 func (d *Device) whileIdle(f func() error) (busy bool, err error) {
+	if !d.lane.idle() {
+		return true, nil
+	}
 	return d.whileAll((*Stream).idle, f)
 }
 

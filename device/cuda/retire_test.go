@@ -370,3 +370,86 @@ func TestFreedBehindAClosedStream(t *testing.T) {
 		})
 	}
 }
+
+// Memory goes back when a copy has ended that outlasted its call, and not before: neither by Free nor by Close.
+func TestFreeUnderACopyThatHasFailed(t *testing.T) {
+	f := newFake(1)
+	drv := f.driver()
+	var held atomic.Bool
+	in := drv.MemcpyHtoDAsync
+	drv.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, s cu.StreamHandle) cu.Result {
+		f.mu.Lock()
+		f.enqueue(s, func() bool { return !held.Load() })
+		f.mu.Unlock()
+		return in(dst, src, n, s)
+	}
+	var looks atomic.Int32 // after so many the copy ends
+	query := drv.StreamQuery
+	drv.StreamQuery = func(s cu.StreamHandle) cu.Result {
+		if looks.Add(-1) == 0 {
+			held.Store(false)
+		}
+		return query(s)
+	}
+	open := func() *cuda.Device {
+		t.Helper()
+		d, err := cuda.Open(&cuda.Options{Driver: drv, WaitTimeout: 50 * time.Millisecond})
+		require.NoError(t, err)
+		closeInTheEnd(t, d)
+		return d
+	}
+	holds := func(p device.Ptr) bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.find(p, 1) != nil
+	}
+	data := make([]byte, 100)
+
+	d := open()
+	p := alloc(t, d, 100)
+	stop, err := d.NewStopWord()
+	require.NoError(t, err)
+	held.Store(true)
+	require.ErrorIs(t, d.CopyFromHost(p, data), os.ErrDeadlineExceeded)
+	require.NoError(t, d.Free(p))
+	require.NoError(t, stop.Close())
+	time.Sleep(20 * time.Millisecond) // several looks
+	assert.True(t, holds(p), "memory was freed that a copy writes")
+	assert.True(t, holds(stop.Ptr()))
+	held.Store(false)
+	require.Eventually(t, func() bool { return !holds(p) && !holds(stop.Ptr()) }, patience, time.Millisecond)
+	p = alloc(t, d, 100)
+	require.NoError(t, d.CopyFromHost(p, data))
+	require.NoError(t, d.Free(p))
+	assert.False(t, holds(p), "it goes back at once again")
+
+	// Where the driver does not say whether the copy has ended, it may be under way; where the context is lost, it is not.
+	p = alloc(t, d, 100)
+	held.Store(true)
+	require.ErrorIs(t, d.CopyFromHost(p, data), os.ErrDeadlineExceeded)
+	f.failing("cuStreamQuery", cu.Unknown)
+	require.NoError(t, d.Free(p))
+	assert.True(t, holds(p))
+	f.failing("cuStreamQuery", cu.IllegalAddress)
+	require.Eventually(t, func() bool { return !holds(p) }, patience, time.Millisecond)
+	f.failing("cuStreamQuery", cu.Success)
+	held.Store(false)
+	require.NoError(t, d.Close())
+	f.assertEmpty(t)
+
+	d = open()
+	p = alloc(t, d, 100)
+	held.Store(true)
+	require.ErrorIs(t, d.CopyFromHost(p, data), os.ErrDeadlineExceeded)
+	require.ErrorContains(t, d.Close(), "not given back")
+	assert.True(t, holds(p), "memory was freed that a copy writes")
+
+	held.Store(false)
+	d = open()
+	p = alloc(t, d, 100)
+	held.Store(true)
+	require.ErrorIs(t, d.CopyFromHost(p, data), os.ErrDeadlineExceeded)
+	looks.Store(3)
+	require.NoError(t, d.Close(), "it waits for the copy")
+	assert.False(t, holds(p))
+}

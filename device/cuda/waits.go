@@ -25,8 +25,8 @@ const (
 	fewProgress = 64
 )
 
-// progress is two words of pinned memory, in which the GPU reports when it begins a wait and when it has ended it: each wait has a number, and while
-// the words differ, the GPU is in the wait whose number began holds.
+// progress is two words of pinned memory, in which the GPU reports when it begins a wait and when it has ended it: each wait of a stream has a
+// number, and while the words differ, the GPU is in the wait whose number began holds. For waits in graphs see graphWait.
 type progress struct {
 	began, ended *uint32
 	at           device.Ptr // of began; ended is behind it
@@ -60,15 +60,40 @@ type waits struct {
 	words *progress // nil until there is a wait
 	last  uint32    // the number of the latest
 	queue []wait    // in order; the ended ones are taken out by and by
-	endBy time.Time
 	sight sight
+
+	endBy atomic.Pointer[time.Time] // when they end because the stream is being closed; nil while it is open
 }
 
-// graphWait is a WaitValue32 in a graph. It has words of its own, since graphs run in parallel to their streams' waits.
+// What the word began of a graph's wait holds. The GPU writes 1 at each replay, and the watcher makes it 2 when it sees the wait: one that is
+// under way when the word is 1 is another one than those that the watcher has seen.
+const (
+	waitBegun = 1
+	waitSeen  = 2
+)
+
+// graphWait is a WaitValue32 in a graph. It has words of its own, since graphs run in parallel to their streams' waits. They are the same at
+// each replay: ended is 0 while the GPU is in the wait, and else 1, but before the first replay, when began is 0.
 type graphWait struct {
 	wait
 	words *progress
 	sight sight
+}
+
+// under reports whether the GPU is in the wait, and forgets what was seen of the wait of an earlier replay. Only the watcher calls it.
+//
+// The words are memory of the host, so that a write of the GPU comes either before the swap or behind it. If the GPU writes 1 for the next replay just before the
+// swap, the mark counts for that wait, which begins just now, as the time does that is taken with the mark. If it writes behind the swap, the next look takes the
+// wait for a new one, which it is, a tick late. The GPU writes 1 before it makes ended 0, and a look reads them the other way round: it never finds a new wait with an
+// old mark.
+func (w *graphWait) under() bool {
+	if atomic.LoadUint32(w.words.ended) != 0 || atomic.LoadUint32(w.words.began) == 0 {
+		return false
+	}
+	if atomic.CompareAndSwapUint32(w.words.began, waitBegun, waitSeen) {
+		w.sight = sight{}
+	}
+	return true
 }
 
 // enqueueWait enqueues a wait, with a write of a progress word before and after it. The stream is locked and the context is current.
@@ -80,8 +105,8 @@ func (s *Stream) enqueueWait(call string, p device.Ptr, value uint32) error {
 			return fmt.Errorf("%s: %w", call, err)
 		}
 		w := &graphWait{wait: wait{id: 1, p: p, value: value}, words: words}
-		// The words are the same at each replay, so that they must be made to differ first.
-		s.ops = [...]cu.BatchMemOp{tell(words.at+4, 0), tell(words.at, 1), waitFor(p, value), tell(words.at+4, 1)}
+		// In this order, for under.
+		s.ops = [...]cu.BatchMemOp{tell(words.at, waitBegun), tell(words.at+4, 0), waitFor(p, value), tell(words.at+4, 1)}
 		if r := s.batch(4); r != cu.Success {
 			d.dropProgress(words)
 			return d.check(call, "cuStreamBatchMemOp", r)
@@ -152,17 +177,14 @@ func (w *waits) trim() {
 }
 
 // end returns the waits until deadline.
-func (w *waits) end(deadline time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.endBy = deadline
-}
+func (w *waits) end(deadline time.Time) { w.endBy.Store(&deadline) }
 
-// ends tells when the waits end because the stream is being closed; zero while it is open.
+// ends tells when the waits end because the stream is being closed; zero while it is open. It takes no lock.
 func (w *waits) ends() time.Time {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.endBy
+	if by := w.endBy.Load(); by != nil {
+		return *by
+	}
+	return time.Time{}
 }
 
 // now returns the waits that have not ended, and which of them the GPU is in, if it is in one.
@@ -301,8 +323,9 @@ func (w *watcher) run(quit, ended chan struct{}) {
 		select {
 		case <-quit:
 			return
-		case now := <-ticks.C:
-			if w.dev.watch(now) {
+		case <-ticks.C:
+			// Not the time of the tick, which is from before if the last look was held up: a wait would seem to have lasted as long.
+			if w.dev.watch(time.Now()) {
 				quiet = 0
 			} else {
 				quiet++
@@ -358,20 +381,20 @@ func (d *Device) watch(now time.Time) bool {
 	for _, s := range d.openStreams() {
 		pending, current, is := s.waits.now()
 		found = found || pending
-		s.look(&s.waits.sight, nil, current, is, now, lost)
+		s.look(&s.waits.sight, nil, current, is, s.waits.ends(), now, lost)
 	}
 	for _, p := range d.launchedParts() {
 		found = true
+		endBy := p.ends(d)
 		for _, w := range p.waits {
-			_, is := w.words.waiting()
-			p.stream.Load().look(&w.sight, p, w.wait, is, now, lost)
+			p.stream.Load().look(&w.sight, p, w.wait, w.under(), endBy, now, lost)
 		}
 	}
 	return found
 }
 
-// look ends the wait that the GPU is in, if it is in one that must end. parts are those of the graph that the wait is in, or nil.
-func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, now time.Time, lost error) {
+// look ends the wait that the GPU is in, if it is in one that must end, at endBy if that is not zero. parts are those of the graph that the wait is in, or nil.
+func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, endBy, now time.Time, lost error) {
 	if !is {
 		w.since, w.failed = time.Time{}, false
 		return
@@ -380,7 +403,6 @@ func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, now ti
 		w.seen, w.since, w.failed = current.id, now, false
 	}
 	d := s.dev
-	endBy := s.waits.ends()
 	var why error
 	switch {
 	case w.failed: // the store has failed before
