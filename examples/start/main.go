@@ -7,7 +7,7 @@ import (
 	"log"
 
 	"github.com/symmem/symmem"
-	_ "github.com/symmem/symmem/backend/all" // without it: only the host backend, and a static binary
+	_ "github.com/symmem/symmem/backend/all" // without it: only the host backend, and with CGO_ENABLED=0 a static binary
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
