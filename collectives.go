@@ -186,7 +186,8 @@ type planKey struct {
 	list    string // of places
 }
 
-// place is where a tensor is. A tensor that is closed never has its place taken by another: windows have numbers.
+// place is where a tensor is. A tensor that is closed never has its place taken by another: windows have numbers. Those without elements are all at the same place, so none of them may end
+// a plan (see lasting): ranks close them when they like.
 type place struct {
 	window           *memory.Window // nil for nothing
 	offset, elements int64
@@ -252,7 +253,7 @@ func (w *call) pairs() []kernels.Pair {
 	return pairs
 }
 
-// lasting makes the tensors of a call such that no slice's Close ends the plan.
+// lasting makes the tensors of a call such that neither a slice's Close ends the plan, nor that of a tensor without elements.
 func (w *call) lasting() {
 	if w.failure != nil {
 		return

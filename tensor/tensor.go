@@ -485,13 +485,16 @@ func (t *Tensor) sub(op string, offset int64, shape Shape) (*Tensor, error) {
 }
 
 // Lasting returns a tensor of the elements of t, which may be closed already, that ends when their memory does and not with a slice: for who keeps t for
-// longer than its caller. If t is no slice it is t. It has had its rendezvous if t has, and is not to be closed. Local. ErrClosed once the memory was
-// closed; ErrInvalid for no tensor.
+// longer than its caller. If t is no slice it is t. No elements have no memory that could be given back: without them it ends when the rank's symmetric memory is closed. It has had its
+// rendezvous if t has, and is not to be closed. Local. ErrClosed once the memory was closed; ErrInvalid for no tensor.
 func Lasting(t SymmetricTensor) (SymmetricTensor, error) {
 	if err := errs.Given("Lasting", "t", t, "a tensor"); err != nil {
 		return nil, err
 	}
 	part := t.tensor()
+	if part.storage != nil && part.bytes == 0 {
+		return part.lastingEmpty()
+	}
 	owner := part
 	for owner.whole != nil {
 		owner = owner.whole
@@ -504,6 +507,19 @@ func Lasting(t SymmetricTensor) (SymmetricTensor, error) {
 	}
 	lasting := &Tensor{storage: part.storage, whole: owner, name: part.name, offset: part.offset, bytes: part.bytes, dtype: part.dtype, shape: part.shape}
 	if w := part.met(); w != nil {
+		lasting.window.Store(w)
+	}
+	return lasting, nil
+}
+
+// lastingEmpty is Lasting for a tensor without elements. Its storage is its own, and so knows nothing of a heap that ends.
+func (t *Tensor) lastingEmpty() (*Tensor, error) {
+	m := t.storage.memory
+	if err := m.Closed(); err != nil {
+		return nil, fmt.Errorf("tensor %s: %w", t, err)
+	}
+	lasting := &Tensor{storage: &storage{memory: m, alloc: t.storage.alloc}, name: t.name, offset: t.offset, dtype: t.dtype, shape: t.shape}
+	if w := t.met(); w != nil {
 		lasting.window.Store(w)
 	}
 	return lasting, nil
