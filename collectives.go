@@ -563,11 +563,12 @@ func (c *planCache) agree(ctx context.Context, key planKey) ([]uint64, error) {
 
 // going lists the plans that have to go, in the same order on every rank, before one more is made.
 func (c *planCache) going(stale []uint64) (all []*list.Element) {
-	left := c.recent.Len()
+	left := 0 // of those that count: what is recorded is kept besides
 	for e := c.recent.Back(); e != nil; e = e.Prev() {
 		if p := e.Value.(*cachedPlan); slices.Contains(stale, p.number) {
 			all = append(all, e)
-			left--
+		} else if !p.recorded {
+			left++
 		}
 	}
 	for e := c.recent.Back(); e != nil && left >= c.most; e = e.Prev() {

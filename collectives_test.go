@@ -566,7 +566,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 	})
 }
 
-// TestRecordedPlansStay: a plan that a graph may have stays, however many others are made.
+// TestRecordedPlansStay: a plan that a graph may have stays, however many others are made, and takes no place of theirs.
 func TestRecordedPlansStay(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
 		r.KeepPlans(2)
@@ -574,11 +574,15 @@ func TestRecordedPlansStay(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		y, err := ones(ctx, r, 4)
+		if err != nil {
+			return err
+		}
 		s, err := r.Stream()
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(r.AllReduce(ctx, x, kernels.Sum), s.BeginCapture(), r.AllReduce(ctx, x, kernels.Sum)); err != nil {
+		if err := errors.Join(r.AllReduce(ctx, y, kernels.Sum), s.BeginCapture(), r.AllReduce(ctx, y, kernels.Sum)); err != nil {
 			return err
 		}
 		g, err := s.EndCapture()
@@ -589,8 +593,10 @@ func TestRecordedPlansStay(t *testing.T) {
 			part, subErr := x.Sub(n, 4)
 			err = errors.Join(err, subErr, r.AllReduce(ctx, part, kernels.Max))
 		}
-		return errors.Join(err, first(ctx, r, x, 2), g.Launch(s), first(ctx, r, x, 4), g.Close(), r.AllReduce(ctx, x, kernels.Sum), first(ctx, r, x, 8),
-			kept(r, "a recorded one and one other", 2, 6), x.Close(ctx))
+		err = errors.Join(err, first(ctx, r, y, 2), g.Launch(s), first(ctx, r, y, 4), g.Close(), r.AllReduce(ctx, y, kernels.Sum), first(ctx, r, y, 8),
+			kept(r, "a recorded one and two others", 3, 6))
+		// When it goes with its memory, it makes no room either.
+		return errors.Join(err, y.Close(ctx), r.AllReduce(ctx, x, kernels.Max), kept(r, "two others", 2, 7), x.Close(ctx))
 	})
 }
 
