@@ -1,5 +1,7 @@
 package symmem
 
+import "slices"
+
 // KeepPlans makes the rank keep at most so many plans for its collectives.
 func (r *Rank) KeepPlans(most int) { r.calls.most = most }
 
@@ -14,4 +16,11 @@ func (r *Rank) MakesSub() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.making > 0
+}
+
+// ReverseSubs makes the rank's sub-groups as if each had been made before those that were there.
+func ReverseSubs(r *Rank) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	slices.Reverse(r.subs)
 }
