@@ -429,6 +429,23 @@ func (m *Memory) Rendezvous(ctx context.Context, a backend.Allocation, what Reco
 	})
 }
 
+// FailRendezvous comes to a rendezvous for which this rank has no allocation, and says why: the others, who may be waiting, are told, and all have that error. Collective, as Rendezvous.
+func (m *Memory) FailRendezvous(ctx context.Context, failure error) error {
+	if err := m.made("FailRendezvous"); err != nil {
+		return err
+	}
+	if err := errors.Join(errs.Given("FailRendezvous", "ctx", ctx, "a context"), errs.Given("FailRendezvous", "failure", failure, "an error")); err != nil {
+		return err
+	}
+	return m.collective.do(ctx, "rendezvous", func(ctx context.Context, gaveUp error) error {
+		if err := m.makeSignals(ctx); err != nil {
+			return err
+		}
+		_, err := m.rendezvous(ctx, nil, Record{}, cmp.Or(gaveUp, failure))
+		return err
+	})
+}
+
 // rendezvous is Rendezvous for callers that hold m.collective, and may have given up.
 func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Record, gaveUp error) (*Window, error) {
 	began := time.Now()

@@ -270,7 +270,7 @@ func (t *Tensor) Local() *View {
 // Rendezvous makes every rank's copy reachable by all. Collective: every rank comes with a tensor of the same name, dtype, shape and
 // offset, in the same order; otherwise every rank gets ErrMismatch with everybody's value. A tensor that has had its
 // rendezvous, or a slice of one, returns at once, on each rank by itself; that of a slice is not its tensor's. It blocks until all ranks
-// have come or ctx has ended. A rank whose tensor was closed before comes too, and is ErrClosed; the others are told.
+// have come or ctx has ended. A rank whose tensor was closed before comes too, and every rank gets an ErrClosed that names it.
 func (t *Tensor) Rendezvous(ctx context.Context) error {
 	t = t.orZero()
 	if err := errs.Given("Rendezvous", "ctx", ctx, "a context"); err != nil {
@@ -287,11 +287,10 @@ func (t *Tensor) Rendezvous(ctx context.Context) error {
 		if t.met() != nil {
 			return nil // an earlier call of another goroutine was its rendezvous, for the others too
 		}
-		alloc := t.storage.alloc
-		if t.ended() {
-			alloc = nil // the others may be waiting: come, and tell them
+		if closed := t.Err(); closed != nil {
+			return m.FailRendezvous(ctx, closed)
 		}
-		w, err := m.Rendezvous(ctx, alloc, memory.Record{DType: t.dtype.String(), Shape: t.shape.String(), Offset: t.offset})
+		w, err := m.Rendezvous(ctx, t.storage.alloc, memory.Record{DType: t.dtype.String(), Shape: t.shape.String(), Offset: t.offset})
 		if err == nil {
 			t.window.Store(w) // the others have it too, whatever was closed meanwhile
 		}
