@@ -968,6 +968,30 @@ func TestCloseEndsWithItsContext(t *testing.T) {
 	})
 }
 
+// TestCloseBesideARun: a Close that comes while another goroutine enqueues a collective on a stream that is full waits no longer than its context lasts, and the rank can be closed again.
+func TestCloseBesideARun(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		x, err := ones(ctx, r, 12)
+		if err := errors.Join(err, r.AllReduce(ctx, x, kernels.Sum)); err != nil || r.Rank() == 1 {
+			return err
+		}
+		release := symmem.HoldCalls(r)
+		soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		closed := make(chan error, 1)
+		go func() { closed <- r.Close(soon) }()
+		select {
+		case err = <-closed:
+			err = wantIs(err, context.DeadlineExceeded)
+			release()
+		case <-time.After(10 * time.Second):
+			release()
+			err = fmt.Errorf("it outlives its context: %w", <-closed)
+		}
+		return err
+	})
+}
+
 // TestBarrierBesideACall: a Barrier of one goroutine and a call of another that makes its plan come one after the other, in the order in which they began, though the group has one
 // order of exchanges for both.
 func TestBarrierBesideACall(t *testing.T) {

@@ -24,3 +24,9 @@ func ReverseSubs(r *Rank) {
 	defer r.mu.Unlock()
 	slices.Reverse(r.subs)
 }
+
+// HoldCalls holds the rank's collectives up, as one does that enqueues its plan on a stream that is full, until the func that it gives is called.
+func HoldCalls(r *Rank) (release func()) {
+	r.calls.mu.Lock()
+	return r.calls.mu.Unlock
+}

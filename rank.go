@@ -337,6 +337,9 @@ func (r *Rank) close(ctx context.Context) error {
 			}
 			err = errors.Join(err, subErr)
 		}
+		if why := r.calls.shut(ctx); why != nil {
+			return why
+		}
 		began = true
 		err = errors.Join(err, r.calls.close(ctx))
 		memErr = r.memory.Close(ctx)
