@@ -243,8 +243,9 @@ func (r *Rank) awaitSubs(ctx context.Context) error {
 }
 
 // Close releases everything and leaves the group. Collective. Sub-groups and tensors that were not closed are logged as leaks and closed, sub-groups
-// in an order that is the same on all their ranks; one that another goroutine is closing is waited for. If ctx ends while the rank's device still works on symmetric memory, or an earlier collective call is under way, what is left is kept: close
-// again. The others are told that, for which Close waits up to 5 seconds for them. Otherwise the rank is closed whatever the error says. A second Close returns ErrClosed.
+// in an order that is the same on all their ranks; one that another goroutine is closing is waited for. If ctx ends while the rank's device still works on symmetric memory, or an earlier call of
+// the rank is under way, what is left is kept: close again. The others are told that a device is at work, for which Close waits up to 5 seconds for them. Unlike other collective calls that give up
+// behind an earlier one, Close does not tell them that: they wait for this rank's next Close, for as long as theirs lasts. Otherwise the rank is closed whatever the error says. A second Close returns ErrClosed.
 func (r *Rank) Close(ctx context.Context) error {
 	if err := r.made("Close"); err != nil {
 		return err
@@ -328,7 +329,7 @@ func (r *Rank) close(ctx context.Context) error {
 	var memErr error
 	turnErr := r.memory.InTurn(ctx, "closing the rank", func(ctx context.Context, gaveUp error) error {
 		if gaveUp != nil {
-			return nil // the rank is closed again, which the others wait for
+			return nil // the others may have closed what comes first: they have to wait for the next Close anyway
 		}
 		for _, s := range r.leftSubs() { // each takes itself out of the list
 			subErr, kept := r.closeSub(ctx, s)
