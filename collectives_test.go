@@ -371,6 +371,18 @@ func TestCallsThatDiffer(t *testing.T) {
 			// All are told, and what is the same works.
 			return errors.Join(err, wantIs(r.AllReduce(ctx, part, kernels.Sum), symmem.ErrClosed), kept(r, "refused", 0, 0), r.AllReduce(ctx, y, kernels.Sum), first(ctx, r, y, 2))
 		},
+		"a plan that ends on one rank": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
+			if err := errors.Join(r.AllReduce(ctx, x, kernels.Sum), r.Synchronize(ctx)); err != nil {
+				return err
+			}
+			if r.Rank() == 1 { // its tensor was closed there alone, and what lies there now has the same number
+				symmem.EndPlans(r)
+				y = x
+			}
+			err := differs(r.AllReduce(ctx, y, kernels.Sum), "earlier plan")
+			// Nothing has gone.
+			return errors.Join(err, kept(r, "refused", 1, 1), r.AllReduce(ctx, x, kernels.Max))
+		},
 		"nothing that one rank has closed": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
 			nothing, err := ones(ctx, r, 0)
 			again, againErr := ones(ctx, r, 0) // tensors without elements are all at the same place

@@ -1,6 +1,10 @@
 package symmem
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/symmem/symmem/tensor"
+)
 
 // KeepPlans makes the rank keep at most so many plans for its collectives.
 func (r *Rank) KeepPlans(most int) { r.calls.most = most }
@@ -29,4 +33,13 @@ func ReverseSubs(r *Rank) {
 func HoldCalls(r *Rank) (release func()) {
 	r.calls.mu.Lock()
 	return r.calls.mu.Unlock
+}
+
+// EndPlans makes the plans that the rank keeps such that a tensor of theirs was closed.
+func EndPlans(r *Rank) {
+	r.calls.mu.Lock()
+	defer r.calls.mu.Unlock()
+	for e := r.calls.recent.Front(); e != nil; e = e.Next() {
+		e.Value.(*cachedPlan).tensors = []tensor.SymmetricTensor{&tensor.Tensor{}}
+	}
 }

@@ -491,34 +491,23 @@ func Lasting(t SymmetricTensor) (SymmetricTensor, error) {
 		return nil, err
 	}
 	part := t.tensor()
-	if part.storage != nil && part.bytes == 0 {
-		return part.lastingEmpty()
-	}
 	owner := part
 	for owner.whole != nil {
 		owner = owner.whole
 	}
-	if err := owner.Err(); err != nil {
+	lasting := &Tensor{storage: part.storage, whole: owner, name: part.name, offset: part.offset, bytes: part.bytes, dtype: part.dtype, shape: part.shape}
+	if part.storage != nil && part.bytes == 0 {
+		m := part.storage.memory
+		if err := m.Closed(); err != nil {
+			return nil, fmt.Errorf("tensor %s: %w", part, err)
+		}
+		lasting.storage, lasting.whole = &storage{memory: m, alloc: part.storage.alloc}, nil // which knows of no heap, nor of who closes
+	} else if err := owner.Err(); err != nil {
 		return nil, err
-	}
-	if owner == part {
+	} else if owner == part {
 		return t, nil
 	}
-	lasting := &Tensor{storage: part.storage, whole: owner, name: part.name, offset: part.offset, bytes: part.bytes, dtype: part.dtype, shape: part.shape}
 	if w := part.met(); w != nil {
-		lasting.window.Store(w)
-	}
-	return lasting, nil
-}
-
-// lastingEmpty is Lasting for a tensor without elements. Its storage is its own, and so knows nothing of a heap that ends.
-func (t *Tensor) lastingEmpty() (*Tensor, error) {
-	m := t.storage.memory
-	if err := m.Closed(); err != nil {
-		return nil, fmt.Errorf("tensor %s: %w", t, err)
-	}
-	lasting := &Tensor{storage: &storage{memory: m, alloc: t.storage.alloc}, name: t.name, offset: t.offset, dtype: t.dtype, shape: t.shape}
-	if w := t.met(); w != nil {
 		lasting.window.Store(w)
 	}
 	return lasting, nil
