@@ -166,6 +166,7 @@ type planCache struct {
 	streamMu sync.Mutex
 	stream   device.Stream // nil before it is needed
 	closed   bool          // set in a turn, under streamMu
+	over     bool          // the plans are closed, or being closed; guarded by the memory's turn
 
 	// mu is not held while ranks are waited for. What is behind making is guarded by it while that is 0, and else belongs to the call that has the memory's turn.
 	mu     sync.Mutex
@@ -186,7 +187,8 @@ type planKey struct {
 	list    string // of places
 }
 
-// place is where a tensor is. A tensor that is closed never has its place taken by another: windows have numbers.
+// place is where a tensor is. A tensor that is closed never has its place taken by another: windows have numbers. Those without elements are all at the same place, so none of them may end
+// a plan (see lasting): ranks close them when they like.
 type place struct {
 	window           *memory.Window // nil for nothing
 	offset, elements int64
@@ -252,7 +254,7 @@ func (w *call) pairs() []kernels.Pair {
 	return pairs
 }
 
-// lasting makes the tensors of a call such that no slice's Close ends the plan.
+// lasting makes the tensors of a call such that neither a slice's Close ends the plan, nor that of a tensor without elements.
 func (w *call) lasting() {
 	if w.failure != nil {
 		return
@@ -562,11 +564,12 @@ func (c *planCache) agree(ctx context.Context, key planKey) ([]uint64, error) {
 
 // going lists the plans that have to go, in the same order on every rank, before one more is made.
 func (c *planCache) going(stale []uint64) (all []*list.Element) {
-	left := c.recent.Len()
+	left := 0 // of those that count: what is recorded is kept besides
 	for e := c.recent.Back(); e != nil; e = e.Prev() {
 		if p := e.Value.(*cachedPlan); slices.Contains(stale, p.number) {
 			all = append(all, e)
-			left--
+		} else if !p.recorded {
+			left++
 		}
 	}
 	for e := c.recent.Back(); e != nil && left >= c.most; e = e.Prev() {
@@ -578,16 +581,34 @@ func (c *planCache) going(stale []uint64) (all []*list.Element) {
 	return all
 }
 
-// close gives all plans back, and the stream if its work has ended before ctx has; else that is an error, and close is called again. Collective the first time; the caller
-// has the memory's turn, so nobody makes a plan, and who would run one finds the cache closed.
-func (c *planCache) close(ctx context.Context) (err error) {
-	c.mu.Lock()
+// shut refuses calls from now on, and waits until those that run their plans have, or ctx ends: a stream that is full keeps one for as long as its device does.
+func (c *planCache) shut(ctx context.Context) error {
 	c.streamMu.Lock()
-	began := c.closed
 	c.closed = true
 	c.streamMu.Unlock()
-	c.mu.Unlock()
-	if !began {
+	if c.mu.TryLock() { // whatever has become of ctx
+		c.mu.Unlock()
+		return nil
+	}
+	ran := make(chan struct{})
+	go func() {
+		c.mu.Lock() // in turn, as calls that go on may always have it
+		defer c.mu.Unlock()
+		close(ran)
+	}()
+	select {
+	case <-ran:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("a collective is still being enqueued: %w", ctx.Err())
+	}
+}
+
+// close gives all plans back, and the stream if its work has ended before ctx has; else that is an error, and close is called again. Collective the first time; the caller
+// has the memory's turn, so nobody makes a plan, and who would run one finds the cache shut.
+func (c *planCache) close(ctx context.Context) (err error) {
+	if !c.over {
+		c.over = true
 		for e := c.recent.Front(); e != nil; e = e.Next() {
 			if closeErr := e.Value.(*cachedPlan).plan.Close(ctx); err == nil {
 				err = closeErr // those of the others are the same

@@ -167,6 +167,38 @@ func TestCollectiveOfNothing(t *testing.T) {
 	})
 }
 
+// TestPlansOutliveEmptyTensors: tensors without elements are all at the same place, so a plan that was made with one runs for another, on ranks that have closed the first and on those that
+// have not. One that is closed is refused as any other is.
+func TestPlansOutliveEmptyTensors(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		h, err := r.NewHeap(ctx, 4096)
+		if err != nil {
+			return err
+		}
+		full, err := h.Zeros(ctx, tensor.Float32, 16)
+		closed, closedErr := h.Zeros(ctx, tensor.Float32, 0)
+		open, openErr := h.Zeros(ctx, tensor.Float32, 0)
+		if err := errors.Join(err, closedErr, openErr); err != nil {
+			return err
+		}
+		slice, err := full.Sub(3, 0)
+		list := func(empty tensor.SymmetricTensor) error {
+			return r.AllReduceMany(ctx, []tensor.SymmetricTensor{full, empty}, kernels.Sum)
+		}
+		err = errors.Join(err, list(closed), r.AllReduce(ctx, closed, kernels.Sum), r.Synchronize(ctx))
+		if r.Rank() == 0 { // a heap's tensor is closed by each rank when it likes
+			err = errors.Join(err, closed.Close(ctx))
+		}
+		err = errors.Join(err, list(open), list(slice), r.AllReduce(ctx, open, kernels.Sum), r.Synchronize(ctx), kept(r, "another empty one", 2, 2),
+			wantIs(r.AllReduce(ctx, closed, kernels.Max), symmem.ErrClosed)) // which rank 1 is told, as there is no plan
+		if r.Rank() == 1 {
+			err = errors.Join(err, closed.Close(ctx))
+		}
+		return errors.Join(err, wantIs(list(closed), symmem.ErrClosed), wantIs(r.AllReduce(ctx, closed, kernels.Sum), symmem.ErrClosed), kept(r, "closed", 2, 2),
+			slice.Close(ctx), list(open), r.Synchronize(ctx), kept(r, "without the slice", 2, 2), h.Close(ctx))
+	})
+}
+
 // TestListsAsCalls: lists that are gathered, scattered and broadcast are found again, through other slices of the same memory too, and the errors name which tensor of which pair it is.
 func TestListsAsCalls(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
@@ -339,6 +371,18 @@ func TestCallsThatDiffer(t *testing.T) {
 			// All are told, and what is the same works.
 			return errors.Join(err, wantIs(r.AllReduce(ctx, part, kernels.Sum), symmem.ErrClosed), kept(r, "refused", 0, 0), r.AllReduce(ctx, y, kernels.Sum), first(ctx, r, y, 2))
 		},
+		"a plan that ends on one rank": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
+			if err := errors.Join(r.AllReduce(ctx, x, kernels.Sum), r.Synchronize(ctx)); err != nil {
+				return err
+			}
+			if r.Rank() == 1 { // its tensor was closed there alone, and what lies there now has the same number
+				symmem.EndPlans(r)
+				y = x
+			}
+			err := differs(r.AllReduce(ctx, y, kernels.Sum), "earlier plan")
+			// Nothing has gone.
+			return errors.Join(err, kept(r, "refused", 1, 1), r.AllReduce(ctx, x, kernels.Max))
+		},
 		"nothing that one rank has closed": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
 			nothing, err := ones(ctx, r, 0)
 			again, againErr := ones(ctx, r, 0) // tensors without elements are all at the same place
@@ -346,12 +390,12 @@ func TestCallsThatDiffer(t *testing.T) {
 				return err
 			}
 			if r.Rank() == 1 { // with another collective of rank 0's, so that both fail
-				err = errors.Join(wantIs(nothing.Close(ctx), symmem.ErrMismatch), differs(r.AllReduce(ctx, again, kernels.Sum), "earlier plan"))
+				err = wantIs(nothing.Close(ctx), symmem.ErrMismatch)
 			} else {
-				err = errors.Join(wantIs(r.Barrier(ctx), symmem.ErrMismatch), differs(r.AllReduce(ctx, y, kernels.Sum), "earlier plan"))
+				err = wantIs(r.Barrier(ctx), symmem.ErrMismatch)
 			}
-			// Nothing has gone, and what is the same works.
-			return errors.Join(err, kept(r, "refused", 1, 1), r.AllReduce(ctx, y, kernels.Sum), first(ctx, r, y, 2))
+			// The plan is there for both, and what is the same works.
+			return errors.Join(err, r.AllReduce(ctx, again, kernels.Sum), kept(r, "another one of nothing", 1, 1), r.AllReduce(ctx, y, kernels.Sum), first(ctx, r, y, 2))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -534,7 +578,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 	})
 }
 
-// TestRecordedPlansStay: a plan that a graph may have stays, however many others are made.
+// TestRecordedPlansStay: a plan that a graph may have stays, however many others are made, and takes no place of theirs.
 func TestRecordedPlansStay(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
 		r.KeepPlans(2)
@@ -542,11 +586,15 @@ func TestRecordedPlansStay(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		y, err := ones(ctx, r, 4)
+		if err != nil {
+			return err
+		}
 		s, err := r.Stream()
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(r.AllReduce(ctx, x, kernels.Sum), s.BeginCapture(), r.AllReduce(ctx, x, kernels.Sum)); err != nil {
+		if err := errors.Join(r.AllReduce(ctx, y, kernels.Sum), s.BeginCapture(), r.AllReduce(ctx, y, kernels.Sum)); err != nil {
 			return err
 		}
 		g, err := s.EndCapture()
@@ -557,8 +605,10 @@ func TestRecordedPlansStay(t *testing.T) {
 			part, subErr := x.Sub(n, 4)
 			err = errors.Join(err, subErr, r.AllReduce(ctx, part, kernels.Max))
 		}
-		return errors.Join(err, first(ctx, r, x, 2), g.Launch(s), first(ctx, r, x, 4), g.Close(), r.AllReduce(ctx, x, kernels.Sum), first(ctx, r, x, 8),
-			kept(r, "a recorded one and one other", 2, 6), x.Close(ctx))
+		err = errors.Join(err, first(ctx, r, y, 2), g.Launch(s), first(ctx, r, y, 4), g.Close(), r.AllReduce(ctx, y, kernels.Sum), first(ctx, r, y, 8),
+			kept(r, "a recorded one and two others", 3, 6))
+		// When it goes with its memory, it makes no room either.
+		return errors.Join(err, y.Close(ctx), r.AllReduce(ctx, x, kernels.Max), kept(r, "two others", 2, 7), x.Close(ctx))
 	})
 }
 
@@ -927,6 +977,30 @@ func TestCloseEndsWithItsContext(t *testing.T) {
 			return fmt.Errorf("the first Close has kept nothing: %w", err)
 		}
 		return wantIs(r.Close(ctx), symmem.ErrClosed)
+	})
+}
+
+// TestCloseBesideARun: a Close that comes while another goroutine enqueues a collective on a stream that is full waits no longer than its context lasts, and the rank can be closed again.
+func TestCloseBesideARun(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		x, err := ones(ctx, r, 12)
+		if err := errors.Join(err, r.AllReduce(ctx, x, kernels.Sum)); err != nil || r.Rank() == 1 {
+			return err
+		}
+		release := symmem.HoldCalls(r)
+		soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		closed := make(chan error, 1)
+		go func() { closed <- r.Close(soon) }()
+		select {
+		case err = <-closed:
+			err = wantIs(err, context.DeadlineExceeded)
+			release()
+		case <-time.After(10 * time.Second):
+			release()
+			err = fmt.Errorf("it outlives its context: %w", <-closed)
+		}
+		return err
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -261,7 +262,7 @@ func TestAllocationThatFails(t *testing.T) {
 	}
 }
 
-// TestForgottenSubGroups: sub-groups that were not closed are closed with their parent, the youngest first.
+// TestForgottenSubGroups: sub-groups that were not closed are closed with their parent, and sub-groups of theirs before them.
 func TestForgottenSubGroups(t *testing.T) {
 	forgotten := make([]*symmem.Rank, 3)
 	require.NoError(t, onLocal(t, 3, func(ctx context.Context, r *symmem.Rank) error {
@@ -288,6 +289,25 @@ func TestForgottenSubGroups(t *testing.T) {
 		require.ErrorIs(t, all.Err(), symmem.ErrClosed)
 		require.ErrorIs(t, all.Close(t.Context()), symmem.ErrClosed)
 	}
+}
+
+// TestForgottenCircle: sub-groups that were made at the same time are closed in one order, though they were there first in another on each rank: the ranks do not wait for each other in a circle.
+func TestForgottenCircle(t *testing.T) {
+	began := time.Now()
+	onRanks(t, 3, func(ctx context.Context, r *symmem.Rank) error {
+		for _, pair := range [][]int{{0, 1}, {1, 2}, {0, 2}, {0, 2}} {
+			if slices.Contains(pair, r.Rank()) {
+				if _, err := r.Sub(ctx, pair); err != nil {
+					return err
+				}
+			}
+		}
+		if r.Rank() > 0 {
+			symmem.ReverseSubs(r)
+		}
+		return nil
+	})
+	require.Less(t, time.Since(began), 10*time.Second, "a rank has waited for its timeout")
 }
 
 // TestRunAllocatesNothing: neither enqueueing a plan nor running it allocates.

@@ -242,9 +242,10 @@ func (r *Rank) awaitSubs(ctx context.Context) error {
 	}
 }
 
-// Close releases everything and leaves the group. Collective. Sub-groups and tensors that were not closed are logged as leaks and closed, the
-// youngest sub-group first; one that another goroutine is closing is waited for. If ctx ends while the rank's device still works on symmetric memory, or an earlier collective call is under way, what is left is kept: close
-// again. The others are told that, for which Close waits up to 5 seconds for them. Otherwise the rank is closed whatever the error says. A second Close returns ErrClosed.
+// Close releases everything and leaves the group. Collective. Sub-groups and tensors that were not closed are logged as leaks and closed, sub-groups
+// in an order that is the same on all their ranks; one that another goroutine is closing is waited for. If ctx ends while the rank's device still works on symmetric memory, or an earlier call of
+// the rank is under way, what is left is kept: close again. The others are told that a device is at work, for which Close waits up to 5 seconds for them. Unlike other collective calls that give up
+// behind an earlier one, Close does not tell them that: they wait for this rank's next Close, for as long as theirs lasts. Otherwise the rank is closed whatever the error says. A second Close returns ErrClosed.
 func (r *Rank) Close(ctx context.Context) error {
 	if err := r.made("Close"); err != nil {
 		return err
@@ -328,17 +329,17 @@ func (r *Rank) close(ctx context.Context) error {
 	var memErr error
 	turnErr := r.memory.InTurn(ctx, "closing the rank", func(ctx context.Context, gaveUp error) error {
 		if gaveUp != nil {
-			return nil // the rank is closed again, which the others wait for
+			return nil // the others may have closed what comes first: they have to wait for the next Close anyway
 		}
-		r.mu.Lock()
-		subs := slices.Clone(r.subs) // each takes itself out of the list
-		r.mu.Unlock()
-		for _, s := range slices.Backward(subs) {
+		for _, s := range r.leftSubs() { // each takes itself out of the list
 			subErr, kept := r.closeSub(ctx, s)
 			if kept != nil {
 				return kept
 			}
 			err = errors.Join(err, subErr)
+		}
+		if why := r.calls.shut(ctx); why != nil {
+			return why
 		}
 		began = true
 		err = errors.Join(err, r.calls.close(ctx))
@@ -361,6 +362,19 @@ func (r *Rank) close(ctx context.Context) error {
 		return fmt.Errorf("closing rank %d: %w", r.Rank(), err)
 	}
 	return nil
+}
+
+// leftSubs is the sub-groups that were not closed, in an order that all their ranks have: those that were made at the same time may have come into the list in any, and ranks that
+// closed them so could wait for each other in a circle. Of sub-groups of the same ranks the youngest is first, which has the largest number at the end of its name.
+func (r *Rank) leftSubs() []*Rank {
+	r.mu.Lock()
+	subs := slices.Clone(r.subs)
+	r.mu.Unlock()
+	slices.SortFunc(subs, func(a, b *Rank) int {
+		x, y := a.group.Name(), b.group.Name()
+		return cmp.Or(cmp.Compare(len(y), len(x)), cmp.Compare(y, x))
+	})
+	return subs
 }
 
 // open reports whether the rank was not closed.

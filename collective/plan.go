@@ -218,8 +218,11 @@ func (p *Plan) close(ctx context.Context, gaveUp error) error {
 		p.tenant.leave()
 	}
 	err := p.workspace.Close(ctx) // in any case: the other ranks are there, or will be
+	giveBack := func() error { return errors.Join(p.work.close(), p.held.close(p.device)) }
 	if busy == nil {
-		err = errors.Join(err, p.work.close(), p.held.close(p.device))
+		err = errors.Join(err, giveBack())
+	} else { // the device may be that of a parent, and outlive the rank
+		err = errors.Join(err, p.memory.AtRelease(giveBack))
 	}
 	err = errors.Join(err, p.memory.TrimWorkspace(ctx))
 	return errors.Join(busy, err)

@@ -4,14 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
@@ -218,6 +224,109 @@ func TestRoomOfPlansThatWereClosedAtWork(t *testing.T) {
 		}
 		return errors.Join(r.m.Device().Synchronize(ctx), plans[1].Close(ctx), plans[2].Close(ctx), streams[0].Close(), streams[1].Close(), streams[2].Close())
 	})
+}
+
+// nearGPU is the host backend of a sub-group over its parent's GPU, which stays open.
+type nearGPU struct {
+	backend.Backend
+	device device.Device
+}
+
+func (b nearGPU) Device() device.Device { return b.device }
+
+// TestPlanClosedAtWorkEndsWithItsMemory: what a plan could not give back, because its device was at work or an earlier call under way, is given back when its memory closes, also where the device
+// stays open for others.
+func TestPlanClosedAtWorkEndsWithItsMemory(t *testing.T) {
+	for _, behind := range []bool{false, true} {
+		t.Run(fmt.Sprintf("behind a call=%t", behind), func(t *testing.T) {
+			m := newMachine(2, map[string]fake{"still": still})
+			var busy atomic.Bool // the GPU of rank 0
+			m.Call = func(name string, gpu int) cu.Result {
+				if gpu == 0 && busy.Load() && strings.HasSuffix(name, "Query") {
+					return cu.NotReady
+				}
+				return cu.Success
+			}
+			onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
+				had := held(r)
+				for round := range 2 {
+					if err := r.closeAtWork(ctx, &busy, behind); err != nil {
+						return err
+					}
+					now := held(r)
+					now.Modules = had.Modules // they stay with the device
+					if now != had {
+						return fmt.Errorf("round %d: the device holds %+v, and had %+v", round, now, had)
+					}
+				}
+				return nil
+			})
+			assert.Empty(t, m.left())
+		})
+	}
+}
+
+// closeAtWork makes a plan on the memory of a sub-group, closes it in vain on rank 0, and closes the memory.
+func (r *rank) closeAtWork(ctx context.Context, busy *atomic.Bool, behind bool) error {
+	g, err := r.Sub(ctx, []int{0, 1})
+	if err != nil {
+		return err
+	}
+	near, err := host.New(g, nil)
+	if err != nil {
+		return err
+	}
+	m := memory.New(nearGPU{near, r.m.Device()}, g, &memory.Options{KernelTimeout: patience})
+	kernel := &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 1, Threads: 32}
+	p, err := collective.New(ctx, m, collective.Spec{Name: "at work", Program: &collective.Program{
+		Signals: 1, Lane: true, Kernels: []*collective.Kernel{kernel},
+		Build: func(_ context.Context, b *collective.Builder) error {
+			b.Stage(100)
+			b.Upload([]byte{1})
+			b.Kernel(kernel)
+			b.Waiting(0)
+			return nil
+		},
+	}})
+	if err != nil {
+		return err
+	}
+	if r.Rank() == 0 {
+		err = closeInVain(ctx, busy, m, p, behind)
+	} else {
+		if behind {
+			_, err = g.Store().Get(ctx, "rank 0 has given up")
+			err = errors.Join(err, m.MeetCapability(ctx))
+		}
+		if _, told := errors.AsType[*group.VoteError](p.Close(ctx)); !told {
+			err = errors.Join(err, errors.New("rank 1 is not told that rank 0 keeps its plan"))
+		}
+	}
+	return errors.Join(err, m.Close(ctx), g.Close(ctx))
+}
+
+// closeInVain closes a plan with a context that ends while the device is at work, or while another collective call is under way.
+func closeInVain(ctx context.Context, busy *atomic.Bool, m *memory.Memory, p *collective.Plan, behind bool) error {
+	soon, cancel := context.WithTimeout(ctx, aWhile)
+	defer cancel()
+	want := func(err error) error {
+		if !errors.Is(err, context.DeadlineExceeded) {
+			return fmt.Errorf("closing a plan at work: %w", err)
+		}
+		return nil
+	}
+	if !behind {
+		busy.Store(true)
+		defer busy.Store(false)
+		return want(p.Close(soon))
+	}
+	met := make(chan error, 1)
+	go func() { met <- m.MeetCapability(ctx) }()
+	for ctx.Err() == nil && !backendtest.InCall(m) {
+		time.Sleep(100 * time.Microsecond)
+	}
+	err := want(p.Close(soon))
+	return errors.Join(err, m.Group().Store().Set(ctx, "rank 0 has given up", nil), <-met)
 }
 
 // TestClosedMemoryIsForgotten: plans that nobody has closed before their memory do not stay for as long as the process lives.

@@ -269,6 +269,48 @@ func TestCloseAgainAlone(t *testing.T) {
 	}))
 }
 
+// TestAtRelease: what is handed over to a memory is given back once, by the Close that releases it and not by one that keeps everything, while the memory's backend is still open; later at once.
+func TestAtRelease(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		m := memory.New(near, g, nil)
+		s, err := near.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		given := 0
+		var early error
+		giveBack := func() error {
+			if given++; given == 1 {
+				_, early = near.Device().Alloc(1) // which goes with the device
+			}
+			return os.ErrProcessDone
+		}
+		let := make(chan struct{})
+		if err := errors.Join(m.AtRelease(giveBack), s.HostFunc(func() { <-let })); err != nil {
+			return err
+		}
+		short, cancel := context.WithTimeout(ctx, soon)
+		defer cancel()
+		kept, before := m.Close(short), given
+		close(let)
+		if err := s.Synchronize(ctx); err != nil || !errors.Is(kept, context.DeadlineExceeded) || before != 0 {
+			return fmt.Errorf("given back %d times by %w; %w", before, kept, err)
+		}
+		closed := m.Close(ctx)
+		if !errors.Is(closed, os.ErrProcessDone) || given != 1 || early != nil {
+			return fmt.Errorf("given back %d times by %w, when the device said %w", given, closed, early)
+		}
+		if late := m.AtRelease(giveBack); !errors.Is(late, os.ErrProcessDone) || given != 2 {
+			return fmt.Errorf("given back %d times, the last by %w", given, late)
+		}
+		return closedTwice(m.Close(ctx))
+	}))
+}
+
 func closedTwice(err error) error {
 	if errors.Is(err, errs.ErrClosed) {
 		return nil

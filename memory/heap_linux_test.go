@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"strings"
 	"testing"
 
@@ -63,6 +64,31 @@ func TestHeapHalfMade(t *testing.T) {
 			return fmt.Errorf("afterwards: %w", err)
 		}
 		return errors.Join(other.Close(ctx), h.Close(ctx), m.Close(ctx))
+	}))
+}
+
+// TestHeapOfMoreThanThereIs: no heap is so large that it is another condition than ErrNoMemory, on any rank, up to what sizes may be.
+func TestHeapOfMoreThanThereIs(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		return backendtest.WithMemory(ctx, g, b, func(m *memory.Memory) error {
+			const most = math.MaxInt64 - memory.HeapAlign
+			for _, bytes := range []int64{1 << 62, most - 4096, most} {
+				if _, err := m.NewHeap(ctx, bytes); !errors.Is(err, errs.ErrNoMemory) || errors.Is(err, errs.ErrInvalid) {
+					return fmt.Errorf("a heap of %d bytes: %w", bytes, err)
+				}
+			}
+			if _, err := m.NewHeap(ctx, most+1); !errors.Is(err, errs.ErrInvalid) {
+				return fmt.Errorf("a heap of a size that may not be: %w", err)
+			}
+			if _, err := m.Allocate(ctx, math.MaxInt64, ""); !errors.Is(err, errs.ErrNoMemory) {
+				return fmt.Errorf("as much as a number may say: %w", err)
+			}
+			return nil
+		})
 	}))
 }
 

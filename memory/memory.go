@@ -56,8 +56,9 @@ type Memory struct {
 	again    atomic.Bool // the last Close has kept everything, and can be called again
 	released atomic.Bool // Close has given everything back: work that a graph has kept must not touch it
 
-	mu      sync.Mutex
-	entries []*entry // sorted by address, empty allocations first
+	mu        sync.Mutex
+	entries   []*entry       // sorted by address, empty allocations first
+	atRelease []func() error // see AtRelease
 }
 
 // Options sets what a Memory keeps for its users. Zero values mean the defaults. What is out of bounds is brought inside of them.
@@ -428,6 +429,23 @@ func (m *Memory) Rendezvous(ctx context.Context, a backend.Allocation, what Reco
 	})
 }
 
+// FailRendezvous comes to a rendezvous for which this rank has no allocation, and says why: the others, who may be waiting, are told, and all have that error. Collective, as Rendezvous.
+func (m *Memory) FailRendezvous(ctx context.Context, failure error) error {
+	if err := m.made("FailRendezvous"); err != nil {
+		return err
+	}
+	if err := errors.Join(errs.Given("FailRendezvous", "ctx", ctx, "a context"), errs.Given("FailRendezvous", "failure", failure, "an error")); err != nil {
+		return err
+	}
+	return m.collective.do(ctx, "rendezvous", func(ctx context.Context, gaveUp error) error {
+		if err := m.makeSignals(ctx); err != nil {
+			return err
+		}
+		_, err := m.rendezvous(ctx, nil, Record{}, cmp.Or(gaveUp, failure))
+		return err
+	})
+}
+
 // rendezvous is Rendezvous for callers that hold m.collective, and may have given up.
 func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Record, gaveUp error) (*Window, error) {
 	began := time.Now()
@@ -727,6 +745,13 @@ func (m *Memory) close(ctx context.Context, gaveUp error) error {
 		return fmt.Errorf("closing symmetric memory: %s, so it was kept; close it again: %w", what, busy)
 	}
 	m.released.Store(true)
+	m.mu.Lock()
+	kept := m.atRelease
+	m.atRelease = nil
+	m.mu.Unlock()
+	for _, giveBack := range kept {
+		err = errors.Join(err, giveBack())
+	}
 	// The pads of signals may be memory of their own, which the backend must still be there for.
 	if s := m.signals.Load(); s != nil {
 		err = errors.Join(err, (*s).close())
@@ -748,6 +773,27 @@ func (m *Memory) close(ctx context.Context, gaveUp error) error {
 	err = errors.Join(err, m.compiled.close(), m.backend.Close(context.WithoutCancel(ctx)))
 	if err != nil {
 		return fmt.Errorf("closing symmetric memory (it was released): %w", err)
+	}
+	return nil
+}
+
+// AtRelease hands over what could not be given back because the device was at work: giveBack is called when the memory is released, before its allocations and its backend are. Nothing that used the
+// memory is at work any more then. Where it was released already, giveBack is called at once, and its error is that of AtRelease; later it is Close's.
+func (m *Memory) AtRelease(giveBack func() error) error {
+	if err := m.made("AtRelease"); err != nil {
+		return err
+	}
+	if err := errs.Given("AtRelease", "giveBack", giveBack, "a function"); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	released := m.released.Load() // Close takes the list after this is set
+	if !released {
+		m.atRelease = append(m.atRelease, giveBack)
+	}
+	m.mu.Unlock()
+	if released {
+		return giveBack()
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
@@ -67,6 +68,42 @@ func TestRendezvousOfAClosedSlice(t *testing.T) {
 					return fmt.Errorf("rank %d has %v, and its context %v", r.Rank(), err, soon.Err())
 				}
 				return errors.Join(r.Barrier(ctx), x.Close(ctx))
+			})
+		})
+	}
+}
+
+// TestRendezvousOfAClosedTensor: the ranks that wait for one that has closed its tensor have the same condition as that, and what it is.
+func TestRendezvousOfAClosedTensor(t *testing.T) {
+	for _, slice := range []bool{false, true} {
+		t.Run(fmt.Sprintf("slice=%t", slice), func(t *testing.T) {
+			onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+				x, err := r.Zeros(ctx, tensor.Float32, 8)
+				if err != nil {
+					return err
+				}
+				var closed tensor.SymmetricTensor = x
+				if slice {
+					if closed, err = x.Slice(2, 6); err != nil {
+						return err
+					}
+				}
+				if r.Rank() == 0 {
+					if err := closed.Close(ctx); err != nil {
+						return err
+					}
+				}
+				err = closed.Rendezvous(ctx)
+				if !errors.Is(err, symmem.ErrClosed) || errors.Is(err, symmem.ErrNotSymmetric) {
+					return fmt.Errorf("not that a tensor was closed: %w", err)
+				}
+				if vote, ok := errors.AsType[*group.VoteError](err); ok != (r.Rank() == 1) || ok && vote.Failures[0].Rank != 0 {
+					return fmt.Errorf("not that rank 0 has closed it: %w", err)
+				}
+				if x.Err() != nil {
+					return nil
+				}
+				return x.Close(ctx)
 			})
 		})
 	}

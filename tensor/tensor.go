@@ -270,7 +270,7 @@ func (t *Tensor) Local() *View {
 // Rendezvous makes every rank's copy reachable by all. Collective: every rank comes with a tensor of the same name, dtype, shape and
 // offset, in the same order; otherwise every rank gets ErrMismatch with everybody's value. A tensor that has had its
 // rendezvous, or a slice of one, returns at once, on each rank by itself; that of a slice is not its tensor's. It blocks until all ranks
-// have come or ctx has ended. A rank whose tensor was closed before comes too, and is ErrClosed; the others are told.
+// have come or ctx has ended. A rank whose tensor was closed before comes too, and every rank gets an ErrClosed that names it.
 func (t *Tensor) Rendezvous(ctx context.Context) error {
 	t = t.orZero()
 	if err := errs.Given("Rendezvous", "ctx", ctx, "a context"); err != nil {
@@ -287,11 +287,10 @@ func (t *Tensor) Rendezvous(ctx context.Context) error {
 		if t.met() != nil {
 			return nil // an earlier call of another goroutine was its rendezvous, for the others too
 		}
-		alloc := t.storage.alloc
-		if t.ended() {
-			alloc = nil // the others may be waiting: come, and tell them
+		if closed := t.Err(); closed != nil {
+			return m.FailRendezvous(ctx, closed)
 		}
-		w, err := m.Rendezvous(ctx, alloc, memory.Record{DType: t.dtype.String(), Shape: t.shape.String(), Offset: t.offset})
+		w, err := m.Rendezvous(ctx, t.storage.alloc, memory.Record{DType: t.dtype.String(), Shape: t.shape.String(), Offset: t.offset})
 		if err == nil {
 			t.window.Store(w) // the others have it too, whatever was closed meanwhile
 		}
@@ -485,8 +484,8 @@ func (t *Tensor) sub(op string, offset int64, shape Shape) (*Tensor, error) {
 }
 
 // Lasting returns a tensor of the elements of t, which may be closed already, that ends when their memory does and not with a slice: for who keeps t for
-// longer than its caller. If t is no slice it is t. It has had its rendezvous if t has, and is not to be closed. Local. ErrClosed once the memory was
-// closed; ErrInvalid for no tensor.
+// longer than its caller. If t is no slice it is t. No elements have no memory that could be given back: without them it ends when the rank's symmetric memory is closed. It has had its
+// rendezvous if t has, and is not to be closed. Local. ErrClosed once the memory was closed; ErrInvalid for no tensor.
 func Lasting(t SymmetricTensor) (SymmetricTensor, error) {
 	if err := errs.Given("Lasting", "t", t, "a tensor"); err != nil {
 		return nil, err
@@ -496,13 +495,18 @@ func Lasting(t SymmetricTensor) (SymmetricTensor, error) {
 	for owner.whole != nil {
 		owner = owner.whole
 	}
-	if err := owner.Err(); err != nil {
+	lasting := &Tensor{storage: part.storage, whole: owner, name: part.name, offset: part.offset, bytes: part.bytes, dtype: part.dtype, shape: part.shape}
+	if part.storage != nil && part.bytes == 0 {
+		m := part.storage.memory
+		if err := m.Closed(); err != nil {
+			return nil, fmt.Errorf("tensor %s: %w", part, err)
+		}
+		lasting.storage, lasting.whole = &storage{memory: m, alloc: part.storage.alloc}, nil // which knows of no heap, nor of who closes
+	} else if err := owner.Err(); err != nil {
 		return nil, err
-	}
-	if owner == part {
+	} else if owner == part {
 		return t, nil
 	}
-	lasting := &Tensor{storage: part.storage, whole: owner, name: part.name, offset: part.offset, bytes: part.bytes, dtype: part.dtype, shape: part.shape}
 	if w := part.met(); w != nil {
 		lasting.window.Store(w)
 	}

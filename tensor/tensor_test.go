@@ -91,8 +91,8 @@ func TestStrings(t *testing.T) {
 	require.NoError(t, r.Close(ctx))
 }
 
-// TestLasting: what outlives its slice has all that the slice had, its own rendezvous too, and ends with the memory; of the memory itself, and of nothing,
-// there is no other.
+// TestLasting: what outlives its slice has all that the slice had, its own rendezvous too, and ends with the memory; of the memory itself, and of no tensor,
+// there is no other. What has no elements outlives its tensor and its heap too.
 func TestLasting(t *testing.T) {
 	ctx := context.Background()
 	r, err := symmem.Open(ctx, config.Default(), &symmem.Options{Environ: func() []string { return nil }})
@@ -141,6 +141,23 @@ func TestLasting(t *testing.T) {
 		_, err := tensor.Lasting(none)
 		require.ErrorIs(t, err, symmem.ErrInvalid)
 	}
+	// Without elements there is no memory to end with.
+	empty, err := heap.Zeros(ctx, tensor.Int8, 0, 3)
+	require.NoError(t, err)
+	before, err := tensor.Lasting(empty)
+	require.NoError(t, err)
+	require.NoError(t, empty.Close(ctx))
 	require.NoError(t, heap.Close(ctx))
+	lasting, err := tensor.Lasting(empty)
+	require.NoError(t, err)
+	for _, same := range []tensor.SymmetricTensor{before, lasting} {
+		require.NoError(t, same.Err())
+		require.Equal(t, empty.Shape(), same.Shape())
+		require.Equal(t, empty.DType(), same.DType())
+		require.Same(t, empty.Memory(), same.Memory())
+	}
 	require.NoError(t, r.Close(ctx))
+	require.ErrorIs(t, lasting.Err(), symmem.ErrClosed)
+	_, err = tensor.Lasting(lasting)
+	require.ErrorIs(t, err, symmem.ErrClosed)
 }

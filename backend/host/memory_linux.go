@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,8 +50,11 @@ type allocation struct {
 // process does not have that much left, the process has too few mappings left, or the system refuses it. Memory that other ranks have allocated and not touched yet is not counted.
 func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, error) {
 	page := int64(os.Getpagesize())
-	if bytes <= 0 || bytes > math.MaxInt64-page {
-		return nil, errs.Invalid("Allocate", "bytes", bytes, fmt.Sprintf("1 to %d", math.MaxInt64-page))
+	switch {
+	case bytes <= 0:
+		return nil, errs.Invalid("Allocate", "bytes", bytes, "1 and more")
+	case bytes > math.MaxInt64-page: // whole pages of it would overflow
+		return nil, cmp.Or(enough(bytes), fmt.Errorf("%d bytes are asked for: %w", bytes, errs.ErrNoMemory))
 	}
 	rounded := (bytes + page - 1) / page * page
 	if err := enough(rounded); err != nil {

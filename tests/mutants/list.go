@@ -1906,8 +1906,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "tensor/tensor.go", why: "a rank with a closed tensor stays away", tests: inTensor,
-		old: "\t\talloc = nil // the others may be waiting: come, and tell them\n",
-		new: "\t\treturn t.Err()\n",
+		old: "return m.FailRendezvous(ctx, closed)",
+		new: "return closed",
+	},
+	{
+		file: "tensor/tensor.go", why: "a rank with a closed tensor tells another condition", tests: inTensor,
+		old: "return m.FailRendezvous(ctx, closed)",
+		new: "return m.FailRendezvous(ctx, errs.ErrNotSymmetric)",
 	},
 	{
 		file: "tensor/transfer.go", why: "prepared transfers go to the allocation's beginning", tests: inTensor,
@@ -2654,18 +2659,23 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/plan.go", why: "closed plans keep their memory", tests: inCollective,
-		old: "\t\terr = errors.Join(err, p.work.close(), p.held.close(p.device))",
-		new: "\t\terr = errors.Join(err, p.work.close())",
+		old: "return errors.Join(p.work.close(), p.held.close(p.device))",
+		new: "return p.work.close()",
 	},
 	{
 		file: "collective/plan.go", why: "closed plans keep their work", tests: inCollective,
-		old: "\t\terr = errors.Join(err, p.work.close(), p.held.close(p.device))",
-		new: "\t\terr = errors.Join(err, p.held.close(p.device))",
+		old: "return errors.Join(p.work.close(), p.held.close(p.device))",
+		new: "return p.held.close(p.device)",
+	},
+	{
+		file: "collective/plan.go", why: "what a plan keeps at work stays when its memory goes", tests: inCollective,
+		old: "p.memory.AtRelease(giveBack)",
+		new: "nil",
 	},
 	{
 		file: "collective/plan.go", why: "memory goes while the device works", tests: inCollective,
 		old: "\tif busy == nil {\n\t\terr =",
-		new: "\t{\n\t\terr =",
+		new: "\tif true {\n\t\terr =",
 	},
 	{
 		file: "collective/plan.go", why: "plans go where there is no room", tests: inCollective,
@@ -2953,6 +2963,21 @@ var mutants = []mutant{
 		new: "\t\tif s.open() && false {",
 	},
 	{
+		file: "rank.go", why: "sub-groups are closed in the order in which each rank has made them", tests: []stage{{".", "Forgotten", usual}},
+		old: "return cmp.Or(cmp.Compare(len(y), len(x)), cmp.Compare(y, x))",
+		new: "return 0 * cmp.Or(cmp.Compare(len(y), len(x)), cmp.Compare(y, x))",
+	},
+	{
+		file: "rank.go", why: "Close waits longer than its context for a call that a stream holds up", tests: []stage{{".", "BesideARun", usual}},
+		old: "r.calls.shut(ctx)",
+		new: "r.calls.shut(context.WithoutCancel(ctx))",
+	},
+	{
+		file: "collectives.go", why: "recorded plans take the place of others", tests: callTests,
+		old: "} else if !p.recorded {\n\t\t\tleft++",
+		new: "} else {\n\t\t\tleft++",
+	},
+	{
 		file: "collectives.go", why: "the plan that was used last makes room", tests: callTests,
 		old: "e := c.recent.Back(); e != nil && left >= c.most; e = e.Prev()",
 		new: "e := c.recent.Front(); e != nil && left >= c.most; e = e.Next()",
@@ -2996,6 +3021,11 @@ var mutants = []mutant{
 		file: "tensor/tensor.go", why: "what outlives a slice has not the slice's own rendezvous", tests: []stage{tensorTests},
 		old: "lasting.window.Store(w)",
 		new: "_ = w",
+	},
+	{
+		file: "tensor/tensor.go", why: "a plan of an empty tensor ends with that", tests: with([]stage{tensorTests}, callTests...),
+		old: "part.storage != nil && part.bytes == 0",
+		new: "part.storage != nil && part.bytes < 0",
 	},
 	{
 		file: "tensor/tensor.go", why: "what should outlive a slice ends with it", tests: []stage{tensorTests},
