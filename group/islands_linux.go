@@ -115,12 +115,15 @@ func (t *islandTrial) ticket() []byte {
 	return text
 }
 
+// inVain is the time for a step. Both steps in vain leave time for the rounds between them.
+func (t *islandTrial) inVain() vain { return vain{min(islandsTimeout, t.group.session.timeout/4)} }
+
 // send passes the file to the ranks whose tickets came, and returns those that it was passed to.
 func (t *islandTrial) send(ctx context.Context, words []islandsWord) []int {
 	if t.x == nil {
 		return nil
 	}
-	inVain := vain{islandsTimeout}
+	inVain := t.inVain()
 	t.x.tickets = make([]fileTicket, len(words))
 	var sent []int
 	for _, r := range t.others() {
@@ -153,7 +156,7 @@ func (t *islandTrial) write(ctx context.Context, from []int) []int {
 	if t.x == nil {
 		return nil
 	}
-	inVain := vain{islandsTimeout}
+	inVain := t.inVain()
 	var wrote []int
 	for _, r := range from {
 		if !slices.Contains(t.x.parcel.senders, r) {

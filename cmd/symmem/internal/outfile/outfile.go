@@ -13,8 +13,7 @@ import (
 
 // File is a file to be written at the end of a command. What is there stays as it is until then.
 type File struct {
-	given   string // the path that was asked for, which errors name
-	path    string // where its links lead to
+	path    string
 	regular bool // a regular file, or one that is not there yet; anything else, such as a terminal or a pipe, is written to
 	there   bool
 	mode    fs.FileMode // of the file that is there
@@ -24,7 +23,7 @@ type File struct {
 func Plan(path string) (*File, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		f := &File{given: path, path: path, regular: true}
+		f := &File{path: path, regular: true}
 		// A link may lead to a file that is still to be made.
 		for link, err := os.Readlink(f.path); err == nil; link, err = os.Readlink(f.path) {
 			if !filepath.IsAbs(link) {
@@ -41,7 +40,7 @@ func Plan(path string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &File{given: path, path: path, regular: info.Mode().IsRegular(), there: true, mode: info.Mode().Perm()}
+	f := &File{path: path, regular: info.Mode().IsRegular(), there: true, mode: info.Mode().Perm()}
 	switch {
 	case info.IsDir():
 		return nil, fmt.Errorf("%s is a directory", path)
@@ -64,24 +63,12 @@ func (f *File) try() error {
 	if err != nil {
 		return err
 	}
-	return f.named(errors.Join(temp.Close(), os.Remove(temp.Name())))
+	return errors.Join(temp.Close(), os.Remove(temp.Name()))
 }
 
 // create makes a file beside the one that is to be written.
 func (f *File) create() (*os.File, error) {
-	temp, err := os.OpenFile(filepath.Join(filepath.Dir(f.path), ".symmem-"+rand.Text()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-	return temp, f.named(err)
-}
-
-// named makes an error about the file beside one about the file that was asked for: nobody knows the other name.
-func (f *File) named(err error) error {
-	if path, ok := errors.AsType[*fs.PathError](err); ok {
-		return &fs.PathError{Op: path.Op, Path: f.given, Err: path.Err}
-	}
-	if link, ok := errors.AsType[*os.LinkError](err); ok {
-		return &fs.PathError{Op: link.Op, Path: f.given, Err: link.Err}
-	}
-	return err
+	return os.OpenFile(filepath.Join(filepath.Dir(f.path), ".symmem-"+rand.Text()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 }
 
 // Regular reports whether the file is there, and a regular one, so that it can be read.
@@ -109,7 +96,7 @@ func (f *File) Write(text []byte) error {
 	}
 	if err := os.Rename(temp, f.path); err != nil {
 		if removed := os.Remove(temp); !f.there || removed != nil {
-			return f.named(errors.Join(err, removed))
+			return errors.Join(err, removed)
 		}
 		return f.overwrite(text)
 	}
@@ -130,7 +117,7 @@ func (f *File) beside(text []byte) (path string, err error) {
 		err = temp.Sync()
 	}
 	if err = errors.Join(err, temp.Close()); err != nil {
-		err = f.named(errors.Join(err, os.Remove(temp.Name())))
+		err = errors.Join(err, os.Remove(temp.Name()))
 	}
 	return temp.Name(), err
 }
@@ -218,9 +205,9 @@ func (f *File) begin(make func(path string) ([]byte, error)) (done bool, err err
 	}
 	removed := os.Remove(temp)
 	if errors.Is(err, fs.ErrExist) {
-		return false, f.named(removed)
+		return false, removed
 	}
-	return err == nil, f.named(errors.Join(err, removed))
+	return err == nil, errors.Join(err, removed)
 }
 
 // overwrite writes into the file that is there.
