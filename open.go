@@ -214,11 +214,25 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 		defer cancel()
 		return nil, fmt.Errorf("opening symmetric memory: %w", errors.Join(err, g.Close(ctx)))
 	}
-	for _, r := range refusals {
-		log.Info("backend passed over", "backend", r.Name, "rank", r.Rank, "reason", r.Err)
-	}
+	logRefusals(log, refusals)
 	log.Info("opened", "backend", name, "rank", g.Rank(), "world size", g.Size(), "device", m.Device().Name())
 	return &Rank{group: g, memory: m, name: name, refusals: refusals, env: env, memOpts: memOpts, log: log, timeout: cfg.Timeout, tuned: tables, calls: newPlanCache(m)}, nil
+}
+
+// logRefusals says why backends were passed over: once for all ranks that have the same reason.
+func logRefusals(log *slog.Logger, refusals []backend.Refusal) {
+	type reason struct{ name, err string }
+	ranks := map[reason][]int{}
+	for _, r := range refusals {
+		ranks[reason{r.Name, r.Err}] = append(ranks[reason{r.Name, r.Err}], r.Rank)
+	}
+	for _, r := range refusals {
+		why := reason{r.Name, r.Err}
+		if all := ranks[why]; all != nil {
+			log.Info("backend passed over", "backend", r.Name, "on", errs.Ranks(all), "reason", r.Err)
+			delete(ranks, why)
+		}
+	}
 }
 
 // withoutOptions hides the variables of backends' options from backends: the configuration has read those that count.

@@ -1,9 +1,11 @@
 package symmem_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/symmem/symmem/backend"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -426,4 +430,20 @@ func TestOpenLocalContextEnds(t *testing.T) {
 		}
 		wg.Wait()
 	}
+}
+
+// TestRefusalsAreLoggedOnce: a backend that many ranks pass over for one reason is one line of the log.
+func TestRefusalsAreLoggedOnce(t *testing.T) {
+	var log bytes.Buffer
+	var all []backend.Refusal
+	for rank := range 8 {
+		all = append(all, backend.Refusal{Name: "native", Rank: rank, Err: "no GPU"})
+	}
+	all = append(all, backend.Refusal{Name: "native", Rank: 8, Err: "another"}, backend.Refusal{Name: "nccl", Rank: 0, Err: "no GPU"})
+	symmem.LogRefusals(slog.New(slog.NewTextHandler(&log, nil)), all)
+	lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+	require.Len(t, lines, 3)
+	require.Contains(t, lines[0], `backend=native on="ranks 0-7" reason="no GPU"`)
+	require.Contains(t, lines[1], `backend=native on="rank 8" reason=another`)
+	require.Contains(t, lines[2], `backend=nccl on="rank 0" reason="no GPU"`)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"runtime"
 	"slices"
@@ -652,10 +653,21 @@ func (h *Heap) end() error {
 	h.mu.Unlock()
 	slices.SortFunc(live, func(a, b *HeapAllocation) int { return cmp.Compare(a.number, b.number) })
 	var err error
+	type leak struct{ count, bytes int64 }
+	leaks := map[string]*leak{} // by place: a loop that forgets them gives one line
 	for _, a := range live {
-		h.memory.log.Warn("symmetric memory was not freed before its heap was closed", "heap", h.number, "offset", a.Offset(), "bytes", a.bytes,
-			"allocated at", a.Place())
+		l := leaks[a.Place()]
+		if l == nil {
+			l = &leak{}
+			leaks[a.Place()] = l
+		}
+		l.count++
+		l.bytes += a.bytes
 		err = errors.Join(err, a.end())
+	}
+	for _, place := range slices.Sorted(maps.Keys(leaks)) {
+		h.memory.log.Warn("symmetric memory was not freed before its heap was closed", "heap", h.number, "allocated at", place, "allocations", leaks[place].count,
+			"bytes", leaks[place].bytes)
 	}
 	for _, a := range freed {
 		err = errors.Join(err, a.end())

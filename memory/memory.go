@@ -573,7 +573,7 @@ func (m *Memory) freeEntry(ctx context.Context, e *entry, gaveUp error) error {
 	if busy != nil {
 		e.closing.Store(false)
 		m.add(e)
-		return fmt.Errorf("freeing %d bytes at %s: the device still works on it, so it was kept; free it again: %w", a.Bytes(), a.Ptr(), busy)
+		return fmt.Errorf("freeing %d bytes at %s: %s, so it was kept; free it again: %w", a.Bytes(), a.Ptr(), inUse(busy), busy)
 	}
 	if own := m.release(ctx, e); own != nil {
 		err = errors.Join(err, own)
@@ -673,6 +673,14 @@ func onlyBroken(err error) bool {
 	return ok && !slices.ContainsFunc(vote.Failures, func(f group.RankFailure) bool { return !slices.Contains(f.Conditions, errs.ErrContextLost) })
 }
 
+// inUse says what keeps memory, for the error that quiesce has found: with ranks that make another call, whose libraries may still write it, nothing is known of their devices.
+func inUse(busy error) string {
+	if errors.Is(busy, errs.ErrMismatch) {
+		return "other ranks may still write it"
+	}
+	return "the device still works on it"
+}
+
 // release unmaps and releases one allocation on this rank.
 func (m *Memory) release(ctx context.Context, e *entry) error {
 	ctx = context.WithoutCancel(ctx)
@@ -731,7 +739,7 @@ func (m *Memory) close(ctx context.Context, gaveUp error) error {
 	default: // the others have closed theirs, and come to no vote
 		busy, err = m.idleOrBroken(ctx, going...)
 	}
-	what := "the device still works on it"
+	what := inUse(busy)
 	if busy == nil {
 		m.agreed = true
 		// Local calls that are under way end first; those to come find the memory closed.

@@ -1,10 +1,14 @@
 package memory
 
 import (
+	"context"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // TestWorkspaceBlock takes and gives at random: spans never overlap, and all given back is one span again.
@@ -52,4 +56,10 @@ func TestWorkspaceBlock(t *testing.T) {
 		}
 		require.Equal(t, []span{{0, size}}, b.free)
 	})
+}
+
+// TestInUse: memory that is kept since ranks make different calls is not said to be in use by the device.
+func TestInUse(t *testing.T) {
+	require.Equal(t, "other ranks may still write it", inUse(fmt.Errorf("a vote: %w", errs.ErrMismatch)))
+	require.Equal(t, "the device still works on it", inUse(context.DeadlineExceeded))
 }
