@@ -215,7 +215,9 @@ func (j *jobs) serve(one *job, n jobName, o *Options) {
 		for ended := false; !ended; {
 			over, err = s.serveUntilOver(j.ctx, func() bool { return j.expects(one) })
 			shut := s.shut() // else a rank has come at the last moment
-			ended = shut || err != nil && !errors.Is(err, context.DeadlineExceeded) || j.ctx.Err() != nil
+			// Only where ranks were missing can a rank that has come help. A store that does not answer in time is beyond its deadline too, but ends the job.
+			_, missing := errors.AsType[*MissingRanksError](err)
+			ended = shut || err != nil && !missing || j.ctx.Err() != nil
 			over = over && shut
 		}
 		if over {

@@ -339,32 +339,38 @@ func TestServeJobsKept(t *testing.T) {
 			requireNothingKept(t, store, job)
 		}
 	})
-	t.Run("a store fails", func(t *testing.T) {
-		ctx := testContext(t)
-		store := "memory://fails/" + uniqueJob()
-		s := newJobsService(t, Options{Store: store, LivenessTimeout: time.Second, limits: quick()})
-		good, err := s.join("good", 2)
-		require.NoError(t, err)
-		bad, err := s.join("bad", 1)
-		require.NoError(t, err)
-		place := memoryPlaceOf(store, "bad\x000")
-		place.mu.Lock()
-		place.commit = func() error { return &durable.StoreError{Op: "keeping", URL: store, Condition: durable.Full} }
-		place.mu.Unlock()
-		short, cancel := context.WithTimeout(ctx, 2*time.Second)
-		defer cancel()
-		require.Error(t, bad[0].Store().Set(short, "key", []byte("value")))
-		requireNone(t, onAll(good, func(g *Group) error { return g.Barrier(ctx, "undisturbed") }))
-		place.mu.Lock()
-		place.commit = nil
-		place.mu.Unlock()
-		require.NoError(t, bad[0].Barrier(ctx, "its rank has come again"))
-		require.NoError(t, bad[0].Close(ctx))
-		requireNone(t, onAll(good, func(g *Group) error { return g.Close(ctx) }))
-		var failed *durable.StoreError
-		require.ErrorAs(t, s.wait(), &failed)
-		require.Equal(t, durable.Full, failed.Condition)
-	})
+	for name, failure := range map[string]*durable.StoreError{
+		"a store fails":           {Op: "keeping", Condition: durable.Full},
+		"a store does not answer": {Op: "keeping", Condition: durable.Unreachable, Err: context.DeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := testContext(t)
+			store := "memory://fails/" + uniqueJob()
+			s := newJobsService(t, Options{Store: store, LivenessTimeout: time.Second, limits: quick()})
+			good, err := s.join("good", 2)
+			require.NoError(t, err)
+			bad, err := s.join("bad", 1)
+			require.NoError(t, err)
+			place := memoryPlaceOf(store, "bad\x000")
+			place.mu.Lock()
+			place.commit = func() error { return failure }
+			place.mu.Unlock()
+			short, cancel := context.WithTimeout(ctx, 2*time.Second)
+			defer cancel()
+			require.Error(t, bad[0].Store().Set(short, "key", []byte("value")))
+			requireNone(t, onAll(good, func(g *Group) error { return g.Barrier(ctx, "undisturbed") }))
+			place.mu.Lock()
+			place.commit = nil
+			place.mu.Unlock()
+			require.NoError(t, bad[0].Barrier(ctx, "its rank has come again"))
+			require.NoError(t, bad[0].Close(ctx))
+			requireNone(t, onAll(good, func(g *Group) error { return g.Close(ctx) }))
+			var failed *durable.StoreError
+			require.ErrorAs(t, s.wait(), &failed)
+			require.Equal(t, failure.Condition, failed.Condition)
+		})
+	}
 }
 
 // gated is what opening a store of the kind "gated" waits for; such stores are in memory.
