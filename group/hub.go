@@ -306,7 +306,7 @@ func (h *hub) attachAs(m Member, session string, events eventReceiver, welcome f
 	*r = hubRank{state: rankPresent, member: m, events: events, session: session}
 	h.present++
 	if h.keeper != nil {
-		h.keeper.keep(h.rankChange(m.WorldRank, rankPresent))
+		h.keeper.keep(h.cameChanges(m.WorldRank)...)
 	}
 	h.keeper.tell(welcome)
 	return rankAbsent, true

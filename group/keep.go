@@ -282,6 +282,11 @@ func (o *outcome) toWire(group string, seq uint64) *pb.Outcome {
 	return m
 }
 
+// cameChanges keeps a rank that has come, and with the first one how many there are: whoever comes first to the next service has no say in that.
+func (h *hub) cameChanges(rank int) []durable.Change {
+	return append(groupChanges(h.groups[worldName]), h.rankChange(rank, rankPresent))
+}
+
 // rankChange keeps a rank in a state.
 func (h *hub) rankChange(rank int, state rankState) durable.Change {
 	r := &h.ranks[rank]
@@ -471,21 +476,15 @@ func (h *hub) awaited() []int {
 func (h *hub) restore(kept map[string][]byte) error {
 	bad := func(key string, err error) error { return fmt.Errorf("key %q: %w", key, err) }
 	var orphans []string
+	if key := groupKey(worldName); kept[key] != nil { // first: in another world nothing else fits either
+		if err := h.restoreGroup(kept[key]); err != nil {
+			return bad(key, err)
+		}
+	}
 	for key, value := range kept {
-		if strings.HasPrefix(key, "group/") {
-			var w pb.KeptGroup
-			if err := proto.Unmarshal(value, &w); err != nil {
+		if strings.HasPrefix(key, "group/") && key != groupKey(worldName) {
+			if err := h.restoreGroup(value); err != nil {
 				return bad(key, err)
-			}
-			g := newHubGroup(w.GetName(), int(w.GetOpener()), toInts(w.GetMembers()))
-			if err := h.fits(g); err != nil {
-				return bad(key, err)
-			}
-			g.opened, g.buried = w.GetOpened(), w.GetBuried()
-			g.recorded = true
-			h.groups[g.name] = g
-			if g.opener >= 0 {
-				h.ranks[g.opener].opened++
 			}
 		}
 	}
@@ -542,8 +541,37 @@ func (h *hub) restore(kept map[string][]byte) error {
 	return nil
 }
 
+func (h *hub) restoreGroup(value []byte) error {
+	var w pb.KeptGroup
+	if err := proto.Unmarshal(value, &w); err != nil {
+		return err
+	}
+	g := newHubGroup(w.GetName(), int(w.GetOpener()), toInts(w.GetMembers()))
+	if err := h.fits(g); err != nil {
+		return err
+	}
+	g.opened, g.buried = w.GetOpened(), w.GetBuried()
+	g.recorded = true
+	h.groups[g.name] = g
+	if g.opener >= 0 {
+		h.ranks[g.opener].opened++
+	}
+	return nil
+}
+
+// otherWorldError says that a job was kept with another number of ranks than those have who ask for it now.
+type otherWorldError struct{ kept, asked int }
+
+// Error says both numbers.
+func (e *otherWorldError) Error() string {
+	return fmt.Sprintf("the attempt was kept with another world size: %d, not %d", e.kept, e.asked)
+}
+
 // fits says what is wrong with a group that was kept.
 func (h *hub) fits(g *hubGroup) error {
+	if g.name == worldName && len(g.members) != len(h.ranks) {
+		return &otherWorldError{kept: len(g.members), asked: len(h.ranks)}
+	}
 	if g.opener >= len(h.ranks) || len(g.members) == 0 {
 		return fmt.Errorf("a group of another world")
 	}
