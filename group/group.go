@@ -153,7 +153,8 @@ func (g *Group) isEnded() bool {
 //
 // Closing the world group leaves the job and closes every group of the rank. On rank 0, where it serves the rendezvous for all, it then blocks
 // until every other rank has left or is lost. If ctx ends first, it ends the service for those that remain and returns a
-// [*MissingRanksError] that names them.
+// [*MissingRanksError] that names them. On other ranks it waits until the service has heard of it, for the LivenessTimeout at most, and for a second at most from when ctx
+// has ended.
 func (g *Group) Close(ctx context.Context) error {
 	if err := cmp.Or(g.made("Close"), errs.Given("Close", "ctx", ctx, "a context")); err != nil {
 		return err

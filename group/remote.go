@@ -728,21 +728,37 @@ func (r *remote) abort(reason string) {
 	r.outbox.put(m)
 }
 
-// goodbye leaves the job. The service answers by ending the stream.
+// goodbye leaves the job. The service answers by ending the stream. If ctx ends first, the goodbye has a moment more to get there: without it the others would take this
+// rank for lost.
 func (r *remote) goodbye(ctx context.Context) error {
 	r.mu.Lock()
 	r.leaving = true
 	r.outbox.put(goodbyeMessage())
 	r.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, r.liveness)
+	bounded, cancel := context.WithTimeout(ctx, r.liveness)
 	defer cancel()
-	var err error
-	select {
-	case <-r.ended:
-	case <-ctx.Done():
-		err = fmt.Errorf("the rendezvous service did not confirm the goodbye, this rank may count as lost: %w", ctx.Err())
+	err := r.parted(bounded)
+	if err != nil && ctx.Err() != nil {
+		moment, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(r.liveness, graceTimeout))
+		defer cancel()
+		if r.parted(moment) == nil {
+			err = nil
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("the rendezvous service did not confirm the goodbye, this rank may count as lost: %w", err)
 	}
 	r.cancel()
 	r.work.Wait()
 	return err
+}
+
+// parted waits until the service has answered the goodbye, or is gone.
+func (r *remote) parted(ctx context.Context) error {
+	select {
+	case <-r.ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
