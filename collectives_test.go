@@ -1067,6 +1067,26 @@ func TestBarrierGivesUpItsTurn(t *testing.T) {
 	})
 }
 
+// TestSubWithoutContext: a rank that has no context for a sub-group tells the others at once, and the next one is in step.
+func TestSubWithoutContext(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		asked := ctx
+		if r.Rank() == 1 {
+			var none context.Context
+			asked = none
+		}
+		_, err := r.Sub(asked, []int{0, 1})
+		if err := wantIs(err, symmem.ErrInvalid); err != nil {
+			return err
+		}
+		s, err := r.Sub(ctx, []int{0, 1})
+		if err != nil {
+			return err
+		}
+		return s.Close(ctx)
+	})
+}
+
 // TestCloseBehindASub: a Close that comes while another goroutine makes a sub-group closes that, too; a Sub behind it is refused.
 func TestCloseBehindASub(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

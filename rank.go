@@ -170,9 +170,6 @@ func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 	if err := r.made("Sub"); err != nil {
 		return nil, err
 	}
-	if err := errs.Given("Sub", "ctx", ctx, "a context"); err != nil {
-		return nil, err
-	}
 	if err := r.beginSub(); err != nil {
 		return nil, err
 	}

@@ -2,6 +2,8 @@ package group
 
 import (
 	"context"
+	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -86,4 +88,67 @@ func TestGetsOfClosedGroups(t *testing.T) {
 		}
 		requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
 	})
+}
+
+// lateListener accepts connections from which nothing is read for a while once that is set.
+type lateListener struct {
+	net.Listener
+	late atomic.Int64 // nanoseconds
+}
+
+func (l *lateListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &lateConn{c, &l.late}, nil
+}
+
+type lateConn struct {
+	net.Conn
+	late *atomic.Int64
+}
+
+func (c *lateConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	time.Sleep(time.Duration(c.late.Load()))
+	return n, err
+}
+
+// TestCloseWithoutTime: a rank that leaves with a context that has ended, or ends before the service has answered, has left, and is not lost for the others. It waits for that
+// no longer than a moment.
+func TestCloseWithoutTime(t *testing.T) {
+	ctx := testContext(t)
+	const n = 12
+	l := &lateListener{Listener: listenLoopback(t)}
+	groups, failures := joinOver(t, l, n, Options{LivenessTimeout: 5 * time.Second})
+	requireNone(t, failures)
+	requireNone(t, onAll(groups[2:n-1], func(g *Group) error {
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		return g.Close(ended)
+	}))
+	l.late.Store(int64(200 * time.Millisecond))
+	ending, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	require.NoError(t, groups[n-1].Close(ending))
+	l.late.Store(0)
+	for _, g := range groups[:2] {
+		require.NoError(t, g.Err())
+	}
+	requireNone(t, onAll(groups[:2], func(g *Group) error {
+		s, err := g.Sub(ctx, []int{0, 1})
+		if err == nil {
+			err = s.Close(ctx)
+		}
+		return err
+	}))
+	l.late.Store(int64(graceTimeout + 500*time.Millisecond))
+	ended, end := context.WithCancel(ctx)
+	end()
+	err := groups[1].Close(ended)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorContains(t, err, "did not confirm the goodbye")
+	l.late.Store(0)
+	require.NoError(t, groups[0].Close(ctx))
 }

@@ -153,7 +153,8 @@ func (g *Group) isEnded() bool {
 //
 // Closing the world group leaves the job and closes every group of the rank. On rank 0, where it serves the rendezvous for all, it then blocks
 // until every other rank has left or is lost. If ctx ends first, it ends the service for those that remain and returns a
-// [*MissingRanksError] that names them.
+// [*MissingRanksError] that names them. On other ranks it waits until the service has heard of it, for the LivenessTimeout at most, and for a second at most from when ctx
+// has ended.
 func (g *Group) Close(ctx context.Context) error {
 	if err := cmp.Or(g.made("Close"), errs.Given("Close", "ctx", ctx, "a context")); err != nil {
 		return err
@@ -296,10 +297,11 @@ func (g *Group) dropExcuse(which uint64) {
 // number in the new group is its index in ranks. Groups may overlap, and may be made of the ranks that remain after a loss. Close the group
 // when it is no longer needed.
 //
-// A nil ctx, ranks that are not allowed, or a name that becomes too long because groups are nested, are ErrInvalid on the rank that asks, which does not wait.
+// Ranks that are not allowed, or a name that becomes too long because groups are nested, are ErrInvalid on the rank that asks, which does not wait. A nil ctx is ErrInvalid,
+// which every rank gets in a [*VoteError].
 // Too many open groups of one rank are a [*QuotaError]. After Close of this group it is ErrClosed. Its other errors are those of collective calls.
 func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
-	if err := cmp.Or(g.made("Sub"), errs.Given("Sub", "ctx", ctx, "a context")); err != nil {
+	if err := g.made("Sub"); err != nil {
 		return nil, err
 	}
 	rank := -1

@@ -88,10 +88,11 @@ type hubRank struct {
 	unopened  []string // those of them whose opening failed and that some rank has yet to come to, oldest first
 
 	// Only in a hub that is kept:
-	session string                 // which join of the rank it is
-	loss    *loss                  // set once the rank is lost
-	order   uint64                 // of the loss among the losses, from 1
-	replies map[uint64]*storeReply // that the rank may not have yet
+	session    string                 // which join of the rank it is
+	loss       *loss                  // set once the rank is lost
+	order      uint64                 // of the loss among the losses, from 1
+	replies    map[uint64]*storeReply // that the rank may not have yet
+	replyBytes int64                  // of the values in them
 }
 
 // loss says which rank was lost, to whom it matters and what was seen.
@@ -306,7 +307,7 @@ func (h *hub) attachAs(m Member, session string, events eventReceiver, welcome f
 	*r = hubRank{state: rankPresent, member: m, events: events, session: session}
 	h.present++
 	if h.keeper != nil {
-		h.keeper.keep(h.rankChange(m.WorldRank, rankPresent))
+		h.keeper.keep(h.cameChanges(m.WorldRank)...)
 	}
 	h.keeper.tell(welcome)
 	return rankAbsent, true

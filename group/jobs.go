@@ -38,6 +38,7 @@ const maxJobErrors = 16
 // allowed, and ErrUnavailable if Addr cannot be listened on.
 //
 // With a Store it learns of the jobs of the service before it when their ranks come back, and does not end before they have had the time: LivenessTimeout and some seconds.
+// A rank that comes first, and says another world size than the job has, is refused as at any other time.
 //
 // Ranks that were not told that a service is there, so without Options.Served, are of a job whose rank 0 serves it: they are refused, and look on where they have further Ports.
 //
@@ -151,7 +152,10 @@ func (j *jobs) find(ctx context.Context, h *pb.Hello) (s *service, gone func(), 
 	case <-ctx.Done():
 		return nil, gone, status.FromContextError(ctx.Err()).Err()
 	}
-	if found.err != nil {
+	if refusal, ok := errors.AsType[*RefusedError](found.err); ok && size == found.size {
+		return nil, gone, refusal
+	}
+	if found.err != nil { // that of another world size is not this rank's: it comes again, and the job is opened with its own
 		return nil, gone, status.Error(codes.Unavailable, readable(found.err))
 	}
 	return found.service, gone, nil
@@ -202,7 +206,10 @@ func (j *jobs) serve(one *job, n jobName, o *Options) {
 	h := newHub(o.WorldSize, o.bounds())
 	k, err := recall(j.ctx, h, o)
 	came := false
-	if err != nil {
+	if other, ok := errors.AsType[*otherWorldError](err); ok { // one rank has come to the wrong job, which is no failure of the job
+		one.err, err = refused(RefusedWorldSize, "this world has %d ranks, not %d", other.kept, other.asked), nil
+		close(one.ready)
+	} else if err != nil {
 		one.err = err
 		close(one.ready)
 	} else {
@@ -215,7 +222,9 @@ func (j *jobs) serve(one *job, n jobName, o *Options) {
 		for ended := false; !ended; {
 			over, err = s.serveUntilOver(j.ctx, func() bool { return j.expects(one) })
 			shut := s.shut() // else a rank has come at the last moment
-			ended = shut || err != nil && !errors.Is(err, context.DeadlineExceeded) || j.ctx.Err() != nil
+			// Only where ranks were missing can a rank that has come help. A store that does not answer in time is beyond its deadline too, but ends the job.
+			_, missing := errors.AsType[*MissingRanksError](err)
+			ended = shut || err != nil && !missing || j.ctx.Err() != nil
 			over = over && shut
 		}
 		if over {

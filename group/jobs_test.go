@@ -339,32 +339,108 @@ func TestServeJobsKept(t *testing.T) {
 			requireNothingKept(t, store, job)
 		}
 	})
-	t.Run("a store fails", func(t *testing.T) {
-		ctx := testContext(t)
-		store := "memory://fails/" + uniqueJob()
-		s := newJobsService(t, Options{Store: store, LivenessTimeout: time.Second, limits: quick()})
-		good, err := s.join("good", 2)
-		require.NoError(t, err)
-		bad, err := s.join("bad", 1)
-		require.NoError(t, err)
-		place := memoryPlaceOf(store, "bad\x000")
-		place.mu.Lock()
-		place.commit = func() error { return &durable.StoreError{Op: "keeping", URL: store, Condition: durable.Full} }
-		place.mu.Unlock()
-		short, cancel := context.WithTimeout(ctx, 2*time.Second)
-		defer cancel()
-		require.Error(t, bad[0].Store().Set(short, "key", []byte("value")))
-		requireNone(t, onAll(good, func(g *Group) error { return g.Barrier(ctx, "undisturbed") }))
-		place.mu.Lock()
-		place.commit = nil
-		place.mu.Unlock()
-		require.NoError(t, bad[0].Barrier(ctx, "its rank has come again"))
-		require.NoError(t, bad[0].Close(ctx))
-		requireNone(t, onAll(good, func(g *Group) error { return g.Close(ctx) }))
-		var failed *durable.StoreError
-		require.ErrorAs(t, s.wait(), &failed)
-		require.Equal(t, durable.Full, failed.Condition)
-	})
+	for name, failure := range map[string]*durable.StoreError{
+		"a store fails":           {Op: "keeping", Condition: durable.Full},
+		"a store does not answer": {Op: "keeping", Condition: durable.Unreachable, Err: context.DeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := testContext(t)
+			store := "memory://fails/" + uniqueJob()
+			s := newJobsService(t, Options{Store: store, LivenessTimeout: time.Second, limits: quick()})
+			good, err := s.join("good", 2)
+			require.NoError(t, err)
+			bad, err := s.join("bad", 1)
+			require.NoError(t, err)
+			place := memoryPlaceOf(store, "bad\x000")
+			place.mu.Lock()
+			place.commit = func() error { return failure }
+			place.mu.Unlock()
+			short, cancel := context.WithTimeout(ctx, 2*time.Second)
+			defer cancel()
+			require.Error(t, bad[0].Store().Set(short, "key", []byte("value")))
+			requireNone(t, onAll(good, func(g *Group) error { return g.Barrier(ctx, "undisturbed") }))
+			place.mu.Lock()
+			place.commit = nil
+			place.mu.Unlock()
+			require.NoError(t, bad[0].Barrier(ctx, "its rank has come again"))
+			require.NoError(t, bad[0].Close(ctx))
+			requireNone(t, onAll(good, func(g *Group) error { return g.Close(ctx) }))
+			var failed *durable.StoreError
+			require.ErrorAs(t, s.wait(), &failed)
+			require.Equal(t, failure.Condition, failed.Condition)
+		})
+	}
+}
+
+// TestServeJobsStray: a rank that is the first to come to a service that was started again, and says another world size than the job has, is refused, and the job's own ranks
+// go on. It is no failure of the job, nor is it taken out on one of its ranks that comes at the same time.
+func TestServeJobsStray(t *testing.T) {
+	ctx := testContext(t)
+	openGated(t, func(context.Context) error { return nil })
+	opts := Options{Store: "gated://here/" + uniqueJob(), LivenessTimeout: time.Second, limits: quick()}
+	s := newJobsService(t, opts)
+	groups := make([]*Group, 3)
+	came := make(chan error, len(groups))
+	for rank := range groups {
+		go func() {
+			var err error
+			groups[rank], err = Join(ctx, s.rank("job", 3, rank))
+			came <- err
+		}()
+		if rank == 0 { // a service that ends before any call of the world is over has kept how large it is, too
+			require.Eventually(t, func() bool {
+				place := memoryPlaceOf(opts.Store, "job\x000")
+				place.mu.Lock()
+				defer place.mu.Unlock()
+				return place.kept["rank/0"] != nil
+			}, 20*time.Second, time.Millisecond)
+			s.stop()
+			require.Error(t, s.wait())
+			requireStrayRefused(t, opts, 5)
+			s.start(nil)
+		}
+	}
+	for range groups {
+		require.NoError(t, <-came)
+	}
+	s.stop()
+	require.Error(t, s.wait())
+	for _, size := range []int{5, 1} {
+		requireStrayRefused(t, opts, size)
+	}
+	s.start(nil)
+	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "undisturbed") }))
+	requireNone(t, onAll(groups, func(g *Group) error { return g.Close(ctx) }))
+	require.NoError(t, s.wait())
+}
+
+// requireStrayRefused lets a rank of another world size come to a service of jobs before the ranks of the job, of which there are three, and one of those after it.
+func requireStrayRefused(t *testing.T, opts Options, size int) {
+	t.Helper()
+	ctx := testContext(t)
+	goOn := make(chan struct{})
+	opening := openGated(t, func(context.Context) error { <-goOn; return nil })
+	s := newJobsService(t, opts)
+	stray, own := make(chan error, 1), make(chan error, 1)
+	join := func(size int, ended chan<- error) {
+		_, err := Join(ctx, s.rank("job", size, 0))
+		ended <- err
+	}
+	go join(size, stray)
+	<-opening
+	before := running("(*jobs).find(")
+	go join(3, own)
+	require.Eventually(t, func() bool { return running("(*jobs).find(") > before }, 20*time.Second, time.Millisecond, "the job's own rank waits too")
+	close(goOn)
+	err := <-stray
+	requireRefused(t, err, RefusedWorldSize, s.addr)
+	require.ErrorContains(t, err, fmt.Sprintf("this world has 3 ranks, not %d", size))
+	requireRefusedFor(t, <-own, RefusedDuplicate) // rank 0 is there
+	s.stop()
+	var missing *MissingRanksError // the job was opened then, and its ranks have not come here
+	require.ErrorAs(t, s.wait(), &missing)
+	require.Equal(t, []int{0}, missing.Missing[:1])
 }
 
 // gated is what opening a store of the kind "gated" waits for; such stores are in memory.

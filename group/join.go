@@ -17,6 +17,9 @@ import (
 // joined, or until ctx or [Options].Timeout ends. Rank 0 serves the rendezvous for all ranks until it closes the group; see [Group.Close]. With
 // [Options].Served another process does: see [Serve] and [ServeJobs].
 //
+// A Join that fails tells the others why before it returns, which may take up to two seconds beyond ctx and Timeout. On rank 0, where it serves the rendezvous, it takes
+// them as long as a rank has not come, and a third where one is being told then: ranks that come a little later learn why too, and do not look for a service that has gone.
+//
 // Its errors are ErrInvalid for options that are not allowed, or that do not go together; a [*ConnectError] if the service was not
 // reached in time; a [*RefusedError] if the job will not have this rank, which disturbs no other; ErrUnavailable if rank 0 cannot
 // listen; a [*FileLimitError] if rank 0, or this process, may open no more files; and those of collective calls, among them a [*MissingRanksError] that
@@ -76,6 +79,11 @@ func join(ctx context.Context, o *Options) (*Group, error) {
 		// The others are told why before the connection ends; that is bounded by a short timeout.
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*graceTimeout)
 		defer cancel()
+		if t, ok := s.transport.(*hostTransport); ok {
+			t.linger(grace)
+			grace, cancel = context.WithTimeout(context.WithoutCancel(ctx), graceTimeout)
+			defer cancel()
+		}
 		if bye := s.transport.goodbye(grace); bye != nil {
 			s.logger.Debug("leaving a job that was not joined", "error", bye)
 		}
@@ -161,6 +169,27 @@ func (t *hostTransport) goodbye(ctx context.Context) error {
 			Waited: time.Since(started), Err: ctx.Err()}
 	}
 }
+
+// linger takes rank 0 out of a job that it has not joined, and goes on serving it until every rank has come and gone, or ctx ends: those that come meanwhile are told
+// why it has failed.
+func (t *hostTransport) linger(ctx context.Context) {
+	t.hub.leave(0)
+	look := time.NewTicker(lingerLook)
+	defer look.Stop()
+	for {
+		if present, absent := t.hub.standing(); len(present) == 0 && len(absent) == 0 {
+			return
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// lingerLook is the pause between two looks whether every rank has come to a job that has failed.
+const lingerLook = 5 * time.Millisecond
 
 // checkAddress refuses addresses beyond this host, for serving and for connecting, without a token or with one that can be guessed: anyone could be
 // there.

@@ -380,6 +380,44 @@ func TestJoinNobodyComes(t *testing.T) {
 	t.Log(failures[0], failures[1])
 }
 
+// TestJoinTooLate: ranks that come a little after rank 0, which serves the rendezvous, has given up learn that, whether others are there or not.
+func TestJoinTooLate(t *testing.T) {
+	for name, others := range map[string]int{"alone": 0, "with another": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it waits, most of the time
+			l := listenLoopback(t)
+			o := Options{WorldSize: 5, Addr: l.Addr().String(), Timeout: 20 * time.Second}
+			const timeout = 300 * time.Millisecond // of rank 0
+			join := func(rank int) <-chan error {
+				o := o
+				if o.Rank = rank; rank == 0 {
+					o.Listener, o.Timeout = l, timeout
+				}
+				failed := make(chan error, 1)
+				go func() {
+					_, err := Join(testContext(t), &o)
+					failed <- err
+				}()
+				return failed
+			}
+			zero := join(0)
+			for rank := 1; rank <= others; rank++ {
+				require.ErrorAs(t, <-join(rank), new(*AbandonedError))
+			}
+			time.Sleep(2 * timeout)
+			for rank := others + 1; rank < 4; rank++ {
+				var abandoned *AbandonedError
+				require.ErrorAs(t, <-join(rank), &abandoned)
+				require.Equal(t, 0, abandoned.Rank)
+				require.Contains(t, abandoned.Missing, rank)
+			}
+			var missing *MissingRanksError
+			require.ErrorAs(t, <-zero, &missing)
+			require.Contains(t, missing.Missing, 4)
+		})
+	}
+}
+
 func TestLargeBlobs(t *testing.T) {
 	groups := newJob(t, 3, Options{})
 	ctx := testContext(t)

@@ -50,7 +50,9 @@ type keeper struct {
 	mu      sync.Mutex
 	changes [][]durable.Change
 	news    []keptNews
-	taken   uint64 // changes that were taken from there
+	taken   uint64        // changes that were taken from there
+	waiting int64         // about how many bytes were noted, and are not kept and told yet
+	room    chan struct{} // closed when these are no longer too many; nil if nobody waits for it
 	busy    bool
 	idle    []chan struct{}
 }
@@ -68,6 +70,25 @@ const (
 	commitBytes   = 16 << 20
 )
 
+// waitingBytes is about how much may be noted that is not kept yet, before no more is read from the ranks: what they ask for may come faster than a store takes it. Committing
+// waits for no rank, so there is room again when the store has taken some of it, or it fails.
+const waitingBytes = 4 * commitBytes
+
+// About what a change, and what is told, take besides keys and values.
+const (
+	changeCost = 128
+	newsCost   = 512
+)
+
+// cost is about how many bytes changes that belong together take.
+func cost(changes []durable.Change) int64 {
+	n := int64(0)
+	for _, c := range changes {
+		n += int64(changeCost + len(c.Key) + len(c.Value))
+	}
+	return n
+}
+
 // newKeeper starts keeping; stop ends it.
 func newKeeper(store durable.Store, bound time.Duration, logger *slog.Logger) *keeper {
 	k := &keeper{store: store, bound: bound, logger: logger, wake: make(chan struct{}, 1), failed: make(chan struct{}), quit: make(chan struct{}), ended: make(chan struct{})}
@@ -83,6 +104,7 @@ func (k *keeper) keep(changes ...durable.Change) {
 	}
 	k.mu.Lock()
 	k.changes = append(k.changes, changes)
+	k.waiting += cost(changes)
 	k.mu.Unlock()
 	signal(k.wake)
 }
@@ -95,8 +117,39 @@ func (k *keeper) tell(f func()) {
 	}
 	k.mu.Lock()
 	k.news = append(k.news, keptNews{k.taken + uint64(len(k.changes)), f})
+	k.waiting += newsCost
 	k.mu.Unlock()
 	signal(k.wake)
+}
+
+// full returns a channel that is closed when no longer too much waits to be kept, or nil if that is so now.
+func (k *keeper) full() <-chan struct{} {
+	if k == nil {
+		return nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.waiting <= waitingBytes {
+		return nil
+	}
+	if k.room == nil {
+		k.room = make(chan struct{})
+	}
+	return k.room
+}
+
+// done notes that changes were kept and news told.
+func (k *keeper) done(changes [][]durable.Change, news []keptNews) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, c := range changes {
+		k.waiting -= cost(c)
+	}
+	k.waiting -= int64(len(news)) * newsCost
+	if k.room != nil && k.waiting <= waitingBytes {
+		close(k.room)
+		k.room = nil
+	}
 }
 
 // take returns what is to be committed next, and what is told then. The caller holds the lock.
@@ -112,9 +165,15 @@ func (k *keeper) take() (changes [][]durable.Change, news []keptNews) {
 	for told < len(k.news) && k.news[told].after <= k.taken {
 		told++
 	}
-	changes, k.changes = k.changes[:n:n], k.changes[n:]
-	news, k.news = k.news[:told:told], k.news[told:]
-	return changes, news
+	return first(&k.changes, n), first(&k.news, told)
+}
+
+// first takes the first n of a queue. What is left does not hold on to them.
+func first[T any](queue *[]T, n int) []T {
+	taken := slices.Clone((*queue)[:n])
+	clear((*queue)[:n])
+	*queue = (*queue)[n:]
+	return taken
 }
 
 // run commits what has been noted, much of it at a time, until stop is called or the store fails.
@@ -170,6 +229,7 @@ func (k *keeper) run() {
 		for _, n := range news {
 			n.tell()
 		}
+		k.done(changes, news)
 	}
 }
 
@@ -282,6 +342,11 @@ func (o *outcome) toWire(group string, seq uint64) *pb.Outcome {
 	return m
 }
 
+// cameChanges keeps a rank that has come, and with the first one how many there are: whoever comes first to the next service has no say in that.
+func (h *hub) cameChanges(rank int) []durable.Change {
+	return append(groupChanges(h.groups[worldName]), h.rankChange(rank, rankPresent))
+}
+
 // rankChange keeps a rank in a state.
 func (h *hub) rankChange(rank int, state rankState) durable.Change {
 	r := &h.ranks[rank]
@@ -336,10 +401,7 @@ func (h *hub) taken(worldRank int, group string, seq, request uint64) {
 		return
 	}
 	if request != 0 {
-		if replies := h.ranks[worldRank].replies; replies[request] != nil {
-			delete(replies, request)
-			h.keeper.keep(remove(replyKey(worldRank, request)))
-		}
+		h.dropReply(worldRank, request)
 		return
 	}
 	if g := h.groups[group]; g != nil {
@@ -388,7 +450,7 @@ func (h *hub) keepGone(rank int, state rankState) {
 	if len(h.ranks[rank].replies) > 0 { // each change of all keys is a step of its own for the store, and a thousand ranks leave at once
 		changes = append(changes, durable.Change{Key: repliesKey(rank), All: true})
 	}
-	h.ranks[rank].replies = nil
+	h.ranks[rank].replies, h.ranks[rank].replyBytes = nil, 0
 	h.keeper.keep(changes...)
 }
 
@@ -419,8 +481,7 @@ func (h *hub) back(worldRank int, session string, waits []*pb.Taken, events even
 	}
 	for id := range r.replies {
 		if !requests[id] {
-			delete(r.replies, id)
-			h.keeper.keep(remove(replyKey(worldRank, id)))
+			h.dropReply(worldRank, id)
 		}
 	}
 	for _, l := range h.losses() { // it may not have heard of them
@@ -471,21 +532,15 @@ func (h *hub) awaited() []int {
 func (h *hub) restore(kept map[string][]byte) error {
 	bad := func(key string, err error) error { return fmt.Errorf("key %q: %w", key, err) }
 	var orphans []string
+	if key := groupKey(worldName); kept[key] != nil { // first: in another world nothing else fits either
+		if err := h.restoreGroup(kept[key]); err != nil {
+			return bad(key, err)
+		}
+	}
 	for key, value := range kept {
-		if strings.HasPrefix(key, "group/") {
-			var w pb.KeptGroup
-			if err := proto.Unmarshal(value, &w); err != nil {
+		if strings.HasPrefix(key, "group/") && key != groupKey(worldName) {
+			if err := h.restoreGroup(value); err != nil {
 				return bad(key, err)
-			}
-			g := newHubGroup(w.GetName(), int(w.GetOpener()), toInts(w.GetMembers()))
-			if err := h.fits(g); err != nil {
-				return bad(key, err)
-			}
-			g.opened, g.buried = w.GetOpened(), w.GetBuried()
-			g.recorded = true
-			h.groups[g.name] = g
-			if g.opener >= 0 {
-				h.ranks[g.opener].opened++
 			}
 		}
 	}
@@ -542,8 +597,37 @@ func (h *hub) restore(kept map[string][]byte) error {
 	return nil
 }
 
+func (h *hub) restoreGroup(value []byte) error {
+	var w pb.KeptGroup
+	if err := proto.Unmarshal(value, &w); err != nil {
+		return err
+	}
+	g := newHubGroup(w.GetName(), int(w.GetOpener()), toInts(w.GetMembers()))
+	if err := h.fits(g); err != nil {
+		return err
+	}
+	g.opened, g.buried = w.GetOpened(), w.GetBuried()
+	g.recorded = true
+	h.groups[g.name] = g
+	if g.opener >= 0 {
+		h.ranks[g.opener].opened++
+	}
+	return nil
+}
+
+// otherWorldError says that a job was kept with another number of ranks than those have who ask for it now.
+type otherWorldError struct{ kept, asked int }
+
+// Error says both numbers.
+func (e *otherWorldError) Error() string {
+	return fmt.Sprintf("the attempt was kept with another world size: %d, not %d", e.kept, e.asked)
+}
+
 // fits says what is wrong with a group that was kept.
 func (h *hub) fits(g *hubGroup) error {
+	if g.name == worldName && len(g.members) != len(h.ranks) {
+		return &otherWorldError{kept: len(g.members), asked: len(h.ranks)}
+	}
 	if g.opener >= len(h.ranks) || len(g.members) == 0 {
 		return fmt.Errorf("a group of another world")
 	}
@@ -639,6 +723,33 @@ func (r *hubRank) keepReply(reply *storeReply) {
 		r.replies = make(map[uint64]*storeReply)
 	}
 	r.replies[reply.id] = reply
+	r.replyBytes += int64(len(reply.value))
+}
+
+// dropReply forgets a reply that the rank has.
+func (h *hub) dropReply(rank int, id uint64) {
+	r := &h.ranks[rank]
+	reply := r.replies[id]
+	if reply == nil {
+		return
+	}
+	delete(r.replies, id)
+	r.replyBytes -= int64(len(reply.value))
+	h.keeper.keep(remove(replyKey(rank, id)))
+}
+
+// untaken says that a rank may change nothing more before it has taken replies that are kept for it, or returns nil. One that waits for its requests never has as many.
+func (h *hub) untaken(rank int, v verb) *failure {
+	r := &h.ranks[rank]
+	switch {
+	case v == verbGet || v == verbTryGet: // nothing is kept of these
+		return nil
+	case len(r.replies) >= h.limits.replies:
+		return &failure{kind: failQuota, text: quotaReplies, limit: int64(h.limits.replies)}
+	case r.replyBytes >= h.limits.replyBytes:
+		return &failure{kind: failQuota, text: quotaReplyBytes, limit: h.limits.replyBytes}
+	}
+	return nil
 }
 
 func replyToWire(r *storeReply) *pb.StoreReply {

@@ -72,6 +72,12 @@ const launchOp = "finding this process's place in the job"
 // job has a name that was given explicitly, which other jobs may have too, Ports is 0. Where nothing gives an address it is an error. Every rank comes to the same address by itself; nothing here makes sure that a port is free on rank 0's
 // host.
 //
+// # The attempt
+//
+// Restart comes from SYMMEM_RESTART, from SLURM_RESTART_COUNT, or from TORCHELASTIC_RESTART_COUNT where torchrun has all ranks on one node. On several nodes the counts
+// differ, since each node's agent counts the failures of its own processes only: Restart is 0 there in every attempt. No rank of an earlier one is left then, because
+// the agents end all of their processes before they start others.
+//
 // Every error is ErrInvalid or lists errors that are.
 func DetectLaunch(getenv func(string) string, opts *LaunchOptions) (Launch, error) {
 	if opts == nil {

@@ -115,7 +115,10 @@ func readTorchrun(e *launchEnv, forced bool) launchReading {
 	var r launchReading
 	r.common(e, "RANK", "WORLD_SIZE", []string{"LOCAL_RANK"}, []string{"LOCAL_WORLD_SIZE"})
 	r.number(e, &r.launch.NodeRank, "node rank", 0, "GROUP_RANK")
-	r.number(e, &r.launch.Restart, "restart", 0, "TORCHELASTIC_RESTART_COUNT")
+	// Each node's agent counts only the failures of its own processes: where others restart because of them their counts stay, and differ from then on.
+	if e.torchrunAlone(r.launch) {
+		r.number(e, &r.launch.Restart, "restart", 0, "TORCHELASTIC_RESTART_COUNT")
+	}
 	r.launch.Job = e.get("TORCHELASTIC_RUN_ID")
 	rank, size, local := e.get("RANK"), e.get("WORLD_SIZE"), e.get("LOCAL_RANK")
 	if rank != "" && (forced || size != "" && local != "") {
@@ -147,6 +150,15 @@ func readTorchrun(e *launchEnv, forced bool) launchReading {
 		r.why = "RANK, WORLD_SIZE and LOCAL_RANK are not all set"
 	}
 	return r
+}
+
+// torchrunAlone reports whether torchrun has all ranks of the job on one node. What does not say how many nodes there are, as what only uses torchrun's names may not, says
+// it by the ranks of this one.
+func (e *launchEnv) torchrunAlone(l Launch) bool {
+	if nodes := e.get("GROUP_WORLD_SIZE"); nodes != "" {
+		return nodes == "1"
+	}
+	return l.WorldSize > 0 && l.LocalWorldSize == l.WorldSize
 }
 
 // readOpenMPI reads what mpirun of Open MPI sets. OMPI_COMM_WORLD_NODE_RANK is no number of a node.

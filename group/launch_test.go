@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -39,10 +40,13 @@ func TestDetectLaunch(t *testing.T) {
 		want Launch
 	}{
 		{"desktop", nil, Launch{0, 1, 0, 1, 0, "", 0, "", 0, "none"}},
-		{"torchrun", nil, Launch{5, 8, 1, 4, 1, "gpu-node-01:25404", 0, "run7", 1, "torchrun"}},
+		{"torchrun", nil, Launch{5, 8, 1, 4, 1, "gpu-node-01:25404", 0, "run7", 0, "torchrun"}},
 		{"torchrun", []string{"MASTER_ADDR=fe80::1", "MASTER_PORT=29501"},
-			Launch{5, 8, 1, 4, 1, "[fe80::1]:25405", 0, "run7", 1, "torchrun"}},
-		{"torchrun", []string{"LOCAL_WORLD_SIZE="}, Launch{5, 8, 1, 0, 1, "gpu-node-01:25404", 0, "run7", 1, "torchrun"}},
+			Launch{5, 8, 1, 4, 1, "[fe80::1]:25405", 0, "run7", 0, "torchrun"}},
+		{"torchrun", []string{"LOCAL_WORLD_SIZE="}, Launch{5, 8, 1, 0, 1, "gpu-node-01:25404", 0, "run7", 0, "torchrun"}},
+		{"torchrun", []string{"RANK=1", "WORLD_SIZE=4", "GROUP_RANK=0", "GROUP_WORLD_SIZE=1"}, Launch{1, 4, 1, 4, 0, "gpu-node-01:25404", 0, "run7", 1, "torchrun"}},
+		{"torchrun", []string{"RANK=1", "WORLD_SIZE=4", "GROUP_RANK=0", "GROUP_WORLD_SIZE="}, Launch{1, 4, 1, 4, 0, "gpu-node-01:25404", 0, "run7", 1, "torchrun"}},
+		{"torchrun", []string{"GROUP_WORLD_SIZE="}, Launch{5, 8, 1, 4, 1, "gpu-node-01:25404", 0, "run7", 0, "torchrun"}},
 		{"torchrun-in-srun", nil, Launch{11, 16, 3, 8, 1, "n017:25404", 0, "101", 0, "torchrun"}},
 		{"torchrun-in-mpirun", nil, Launch{2, 4, 0, 2, 1, "10.0.0.5:28671", 0, "none", 0, "torchrun"}},
 		{"openmpi4-one-host", nil, Launch{2, 4, 2, 4, 0, "127.0.0.1:25967", 8, "1837498369", 0, "openmpi"}},
@@ -197,7 +201,7 @@ func TestDetectLaunchExplicit(t *testing.T) {
 	t.Run("another world size drops the launcher's places", func(t *testing.T) {
 		got, err := DetectLaunch(launchFile(t, "torchrun", "SYMMEM_RANK=1", "SYMMEM_WORLD_SIZE=4", "SYMMEM_RENDEZVOUS_ADDR=a:1"), nil)
 		require.NoError(t, err)
-		assert.Equal(t, Launch{1, 4, -1, 0, -1, "a:1", 0, "run7", 1, "explicit+torchrun"}, got)
+		assert.Equal(t, Launch{1, 4, -1, 0, -1, "a:1", 0, "run7", 0, "explicit+torchrun"}, got)
 	})
 	t.Run("launcher by option", func(t *testing.T) {
 		got, err := DetectLaunch(launchFile(t, "torchrun-in-srun", "SYMMEM_LAUNCHER=torchrun"), &LaunchOptions{Launcher: "Slurm"})
@@ -243,6 +247,23 @@ func TestLaunchAddressIsTheSameOnAllRanks(t *testing.T) {
 		assert.Equal(t, zero.Addr, one.Addr)
 		assert.Equal(t, zero.Job, one.Job)
 	}
+}
+
+// TestTorchrunStartsAgain: where a process of one node has failed only that node's agent counts a restart, and the ranks of both nodes meet again.
+func TestTorchrunStartsAgain(t *testing.T) {
+	l := listenLoopback(t)
+	groups, failures := joinAll(t, 2, func(rank int) *Options {
+		node := strconv.Itoa(rank)
+		found, err := DetectLaunch(launchFile(t, "torchrun", "RANK="+node, "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "GROUP_RANK="+node, "TORCHELASTIC_RESTART_COUNT="+node), nil)
+		require.NoError(t, err)
+		o := &Options{Rank: found.Rank, WorldSize: found.WorldSize, Addr: l.Addr().String(), Job: found.Job, Restart: found.Restart, Timeout: 20 * time.Second}
+		if rank == 0 {
+			o.Listener = l
+		}
+		return o
+	})
+	requireNone(t, failures)
+	leaveAll(t, groups)
 }
 
 func TestLaunchPortIsNeverMasterPort(t *testing.T) {

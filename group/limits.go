@@ -29,6 +29,8 @@ type limits struct {
 	gets       int   // Gets of one rank that wait
 	queued     int   // messages to one rank, or from one, that are not sent yet
 	queueBytes int64 // of such messages
+	replies    int   // to requests of one rank that are kept until it has them
+	replyBytes int64 // of their values
 }
 
 var defaultLimits = limits{
@@ -50,6 +52,8 @@ var defaultLimits = limits{
 	gets:       4096,
 	queued:     16384,
 	queueBytes: 4 * MaxBlob,
+	replies:    2 * queueFactor * 16384, // twice what it may queue
+	replyBytes: 2 * queueFactor * 4 * MaxBlob,
 }
 
 // maxPending is the most connections without an admitted rank.
@@ -85,6 +89,8 @@ const (
 	quotaGroups     = "open groups of one rank; close those that are no longer needed"
 	quotaGets       = "Gets of one rank that wait at the same time; wait for some of them first"
 	quotaQueued     = "requests of one rank that wait to be sent to the rendezvous service; wait for some of them first"
+	quotaReplies    = "requests of one rank whose answers it has not taken yet; wait for some of them first"
+	quotaReplyBytes = "bytes of answers that one rank has not taken yet; wait for some of them first"
 	quotaQueueBytes = "bytes of one rank that wait to be sent to the rendezvous service; wait for earlier requests first"
 )
 

@@ -28,7 +28,6 @@ func TestNilContext(t *testing.T) {
 		requireNone(t, onAll(groups, func(g *Group) error {
 			ctx := testContext(t)
 			for name, call := range map[string]func(ctx context.Context) error{
-				"Sub":     func(ctx context.Context) error { _, err := g.Sub(ctx, []int{g.Rank()}); return err },
 				"Set":     func(ctx context.Context) error { return g.Store().Set(ctx, "k", nil) },
 				"Get":     func(ctx context.Context) error { _, err := g.Store().Get(ctx, "k"); return err },
 				"Close":   g.Close,
@@ -45,6 +44,13 @@ func TestNilContext(t *testing.T) {
 				{"Barrier", func(ctx context.Context) error { return g.Barrier(ctx, "b") }},
 				{"Vote", func(ctx context.Context) error { return g.Vote(ctx, "v", nil) }},
 				{"AllGather", func(ctx context.Context) error { _, err := g.AllGather(ctx, "a", nil); return err }},
+				{"Sub", func(ctx context.Context) error {
+					s, err := g.Sub(ctx, []int{0, 1})
+					if err == nil {
+						err = errors.Join(s.Barrier(ctx, "s"), s.Close(ctx))
+					}
+					return err
+				}},
 				{"Broadcast", func(ctx context.Context) error { _, err := g.Broadcast(ctx, "c", 0, nil); return err }},
 				{"BroadcastFile", func(ctx context.Context) error {
 					f, err := g.BroadcastFile(ctx, "f", 0, os.Stdin, nil)

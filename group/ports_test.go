@@ -46,6 +46,9 @@ func TestPortOfAnother(t *testing.T) {
 	for name, another := range map[string]func(t *testing.T) (addr string, finish func()){
 		"silent":  func(t *testing.T) (string, func()) { return answering(t, drain), func() {} },
 		"closing": func(t *testing.T) (string, func()) { return answering(t, func(net.Conn) {}), func() {} },
+		"greeting, and then silent": func(t *testing.T) (string, func()) {
+			return answering(t, func(c net.Conn) { _, _ = c.Write(prologue(modePlain)); drain(c) }), func() {}
+		},
 		"no service": func(t *testing.T) (string, func()) {
 			return answering(t, func(c net.Conn) { _, _ = c.Write([]byte("hey")) }), func() {}
 		},
@@ -85,6 +88,38 @@ func TestPortOfSomebodySilent(t *testing.T) {
 	limits.attempt = time.Hour
 	addr := answering(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	requireNone(t, meetAtPorts(t, 3, Options{Addr: addr, Ports: 8, Job: "j", Timeout: 20 * time.Second, limits: &limits}, 50*time.Millisecond))
+}
+
+// TestSlowServiceBehindAnother: a service that takes its time for the hello is not passed over for another one, which asks for its turn again and again.
+func TestSlowServiceBehindAnother(t *testing.T) {
+	t.Parallel() // it waits, most of the time
+	limits := defaultLimits
+	limits.attempt = 100 * time.Millisecond
+	addr, _, finish := startJob(t, 2, Options{Job: "another"})
+	defer finish()
+	host, port, err := net.SplitHostPort(addr)
+	require.NoError(t, err)
+	n, err := strconv.Atoi(port)
+	require.NoError(t, err)
+	var l *lateListener
+	ports := 1
+	for ; l == nil && ports < MaxPorts; ports++ {
+		if next, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(n+ports))); err == nil {
+			l = &lateListener{Listener: next}
+		}
+	}
+	require.NotNil(t, l)
+	l.late.Store(int64(150 * time.Millisecond)) // a hello takes several times as long as a first attempt may
+	groups, failures := joinAll(t, 3, func(rank int) *Options {
+		o := &Options{Rank: rank, WorldSize: 3, Addr: addr, Ports: ports, Job: "j", Timeout: 20 * time.Second, limits: &limits}
+		if rank == 0 {
+			o.Listener = l
+		}
+		return o
+	})
+	requireNone(t, failures)
+	l.late.Store(0)
+	leaveAll(t, groups)
 }
 
 // TestReturnBehindAnother: ranks look for a service that is started again for their timeout, also where another job's has its port, with a token of its own, since they know that

@@ -34,7 +34,8 @@ type remote struct {
 	cancel   context.CancelFunc // ends the connection, and the search for another
 	ended    chan struct{}      // closed when there is no connection any more, and will be none
 	work     sync.WaitGroup
-	hello    sync.Mutex // held while the rank says hello
+	hello    sync.Mutex   // held while the rank says hello
+	asking   atomic.Int32 // addresses that wait for it
 
 	mu       sync.Mutex
 	link     *link
@@ -237,16 +238,33 @@ var errAttempt = errors.New("no answer in time")
 
 // attempt connects once. Only making the connection has a bound of its own, because neither a listening socket whose service has not started nor a
 // host that is gone answers. From the hello on, the rank may be stopped, or the service busy, for as long as the context lasts; where the rank comes back, as
-// long as the service is not silent. It says hello at one address at a time, and welcomed, called once it was, keeps it from being welcomed at two.
+// long as the service is not silent. It says hello at one address at a time, and welcomed, called once it was, keeps it from being welcomed at two. So a hello has the
+// bound too once another address waits for its turn: who answers here may be somebody else, and silent from now on.
 func (r *remote) attempt(ctx context.Context, welcomed context.CancelFunc, addr string, bound time.Duration, again bool) (*link, error) {
 	secure, socket, err := secureConnection(ctx, r.options, addr, bound)
 	if err != nil {
 		return nil, err
 	}
+	began := time.Now()
+	r.asking.Add(1)
 	r.hello.Lock()
+	r.asking.Add(-1)
 	defer r.hello.Unlock()
 	if err := context.Cause(ctx); err != nil {
 		return nil, closing(err, socket)
+	}
+	if time.Since(began) > r.session.limits.patience/2 { // a service with much to do may have ended a connection on which nothing was said for so long
+		if err := closing(nil, socket); err != nil {
+			r.session.logger.Debug("closing a connection to the rendezvous service", "error", err)
+		}
+		if secure, socket, err = secureConnection(ctx, r.options, addr, bound); err != nil {
+			return nil, err
+		}
+	}
+	if !again {
+		var ends func()
+		ctx, ends = r.hurried(ctx, bound)
+		defer ends()
 	}
 	l := &link{socket: socket, ended: make(chan struct{})}
 	if err := r.open(ctx, l, secure, again); err != nil {
@@ -255,10 +273,40 @@ func (r *remote) attempt(ctx context.Context, welcomed context.CancelFunc, addr 
 		if why := l.why.Load(); why != nil {
 			err = fmt.Errorf("%s: %w", *why, err)
 		}
+		if cause := context.Cause(ctx); errors.Is(cause, errAttempt) {
+			err = fmt.Errorf("%w: %w", cause, err)
+		}
 		return nil, closing(err, socket)
 	}
 	welcomed()
 	return l, nil
+}
+
+// hurried returns a context that ends when the bound is over and an address waits for its turn to be told hello. ends frees it.
+func (r *remote) hurried(ctx context.Context, bound time.Duration) (_ context.Context, ends func()) {
+	const look = 10 * time.Millisecond
+	ctx, end := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		timer := time.NewTimer(bound)
+		defer timer.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-timer.C:
+			}
+			if r.asking.Load() > 0 {
+				end(fmt.Errorf("%w: %v", errAttempt, bound))
+				return
+			}
+			timer.Reset(look)
+		}
+	})
+	return ctx, func() {
+		end(nil)
+		watch.Wait()
+	}
 }
 
 // secureConnection returns an authenticated connection, and the connection below it.
@@ -728,21 +776,37 @@ func (r *remote) abort(reason string) {
 	r.outbox.put(m)
 }
 
-// goodbye leaves the job. The service answers by ending the stream.
+// goodbye leaves the job. The service answers by ending the stream. If ctx ends first, the goodbye has a moment more to get there: without it the others would take this
+// rank for lost.
 func (r *remote) goodbye(ctx context.Context) error {
 	r.mu.Lock()
 	r.leaving = true
 	r.outbox.put(goodbyeMessage())
 	r.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, r.liveness)
+	bounded, cancel := context.WithTimeout(ctx, r.liveness)
 	defer cancel()
-	var err error
-	select {
-	case <-r.ended:
-	case <-ctx.Done():
-		err = fmt.Errorf("the rendezvous service did not confirm the goodbye, this rank may count as lost: %w", ctx.Err())
+	err := r.parted(bounded)
+	if err != nil && ctx.Err() != nil {
+		moment, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(r.liveness, graceTimeout))
+		defer cancel()
+		if r.parted(moment) == nil {
+			err = nil
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("the rendezvous service did not confirm the goodbye, this rank may count as lost: %w", err)
 	}
 	r.cancel()
 	r.work.Wait()
 	return err
+}
+
+// parted waits until the service has answered the goodbye, or is gone.
+func (r *remote) parted(ctx context.Context) error {
+	select {
+	case <-r.ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

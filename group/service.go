@@ -412,6 +412,19 @@ func (c *serviceConn) read(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.
 				return
 			}
 		}
+		// Nor if what the ranks have changed comes faster than it is kept.
+		k := c.service.hub.keeper
+		for room := k.full(); room != nil; room = k.full() {
+			select {
+			case <-room:
+			case <-k.broken():
+				return
+			case <-c.gone:
+				return
+			case <-c.service.stopping:
+				return
+			}
+		}
 		if !c.serve(m) {
 			return
 		}

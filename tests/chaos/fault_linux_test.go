@@ -326,12 +326,6 @@ func (f *fault) judgeOthers(world []*worker, complain func(string, ...any)) {
 		if slices.Contains(e.Conditions, "mismatch") {
 			complain("rank %d blames what the ranks asked for, in %s: %s", w.rank, e.In, e.Error)
 		}
-		// A rank that comes when rank 0, whose process is the service, has heard of the loss and ended finds nobody who could tell it.
-		if f.victim != 0 && e.In == "join" && e.Connect && slices.ContainsFunc(world, func(served *worker) bool {
-			return served.rank == 0 && served.last != nil && served.last.In == "join" && slices.Contains(served.last.Names, f.victim)
-		}) {
-			continue
-		}
 		// While ranks join, one that rank 0 has taken in can only know which others it has not.
 		refusing := f.files > 0 || f.call != nil && f.call.name == "accept4"
 		joining := f.victim == 0 && e.In == "join" && refusing && len(e.Names) > 0
