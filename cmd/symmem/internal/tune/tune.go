@@ -42,7 +42,11 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	if err != nil {
 		return err
 	}
-	choice, err := fleet.Choose(o.Backend, flags.Changed("backend"))
+	cfg, err := settings.Load(flags, p.Environ)
+	if err != nil {
+		return err
+	}
+	choice, err := fleet.Choose(o.Backend, flags.Changed("backend"), cfg)
 	if err == nil && len(choice.Runs) != 1 {
 		err = exit.Usagef("--backend is %s; one name, or auto, is allowed: a table is of one backend's devices", o.Backend)
 	}
@@ -51,10 +55,6 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	}
 	if flags.Changed("tuning") {
 		return exit.Usagef("--tuning is not for tune, which compares with the table that would be used without one; --output names the file to write")
-	}
-	cfg, err := settings.Load(flags, p.Environ)
-	if err != nil {
-		return err
 	}
 	forRanks, err := settings.ForRanks("tune", flags, cfg)
 	if err != nil {
