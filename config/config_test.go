@@ -317,7 +317,12 @@ func TestTypingErrorsInTheEnvironment(t *testing.T) {
 		assert.ErrorContains(t, err, right+" is the nearest")
 	}
 
-	_, err := config.Load(&config.LoadOptions{Environ: environ("SYMMEM_B=1", "SYMMEM_A=1", "SYMMEM_CHANNELS=0")})
+	_, err := config.Load(&config.LoadOptions{Environ: environ("SYMMEM_FOO=1")})
+	require.ErrorContains(t, err, "SYMMEM_FOO; allowed")
+	assert.ErrorContains(t, err, "correct it or unset it")
+	assert.NotContains(t, err.Error(), "nearest", "another word is no typing error")
+
+	_, err = config.Load(&config.LoadOptions{Environ: environ("SYMMEM_B=1", "SYMMEM_A=1", "SYMMEM_CHANNELS=0")})
 	require.Error(t, err)
 	text := err.Error()
 	assert.Contains(t, text, "SYMMEM_A;")

@@ -3,10 +3,10 @@ package config
 import (
 	"reflect"
 	"slices"
-
-	"github.com/agnivade/levenshtein"
+	"strings"
 
 	"github.com/symmem/symmem/internal/options"
+	"github.com/symmem/symmem/internal/typo"
 )
 
 // envPrefix begins every variable of this library.
@@ -129,14 +129,13 @@ func lookup(name string) *spec {
 	return nil
 }
 
-// nearest returns the candidate that takes the fewest changes of single letters to become name.
+// nearest returns the candidate that takes the fewest changes of single letters to become name, "" if name is like none of them.
 func nearest(name string, candidates []string) string {
-	// Names of any length come from the environment; what lies beyond any key's length does not change which is nearest.
-	const longest = 128
-	name = name[:min(len(name), longest)]
 	best, fewest := "", -1
 	for _, candidate := range candidates {
-		if n := levenshtein.ComputeDistance(name, candidate); fewest < 0 || n < fewest {
+		// What all variables begin with makes no two of them alike.
+		n, like := typo.Slips(strings.TrimPrefix(name, envPrefix), strings.TrimPrefix(candidate, envPrefix))
+		if like && (fewest < 0 || n < fewest) {
 			best, fewest = candidate, n
 		}
 	}

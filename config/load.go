@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -200,9 +201,9 @@ func environment(environ func() []string, foreign bool) (map[string]string, erro
 	var all []error
 	for _, name := range unknown {
 		all = append(all, errs.Advised(op, "environment variable", name,
-			"the names of keys behind "+envPrefix, advice(name, known, func(near string) string {
+			"the names of keys behind "+envPrefix, cmp.Or(advice(name, known, func(near string) string {
 				return near + " is the nearest that is known: correct it or unset it"
-			})))
+			}), "correct it or unset it")))
 	}
 	return vars, errors.Join(all...)
 }

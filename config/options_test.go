@@ -149,7 +149,7 @@ func TestBackendOptionsRefused(t *testing.T) {
 		"program's value":       {explicit("toy-mode", 2.5), []string{"the program: configuration: toy-mode is 2.5; allowed: a text"}, ""},
 		"unknown variable":      {load("SYMMEM_TOY_MOOD=x"), []string{"SYMMEM_TOY_MOOD", "SYMMEM_TOY_MODE is the nearest"}, "import"},
 		"unknown key":           {file("toy-mood: fast"), []string{"toy-mood", "toy-mode is the nearest"}, "import"},
-		"none to have":          {load("SYMMEM_PLAIN_MODE=x"), []string{"SYMMEM_PLAIN_MODE", "is the nearest"}, "import"},
+		"none to have":          {load("SYMMEM_PLAIN_MODE=x"), []string{"SYMMEM_PLAIN_MODE", "correct it or unset it"}, "import"},
 		"absent in a variable":  {load("SYMMEM_OTHER_SIZE=1"), []string{"SYMMEM_OTHER_SIZE", strings.ReplaceAll(absent, "backend nccl", "backend other")}, ""},
 		"absent in the file":    {file("nccl-window: symmetric"), []string{"nccl-window", absent}, ""},
 		"absent by the program": {explicit("nccl-window", "plain"), []string{"the program", absent}, ""},

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 	"github.com/symmem/symmem/cmd/symmem/internal/process"
 	"github.com/symmem/symmem/cmd/symmem/internal/rendezvous"
+	"github.com/symmem/symmem/cmd/symmem/internal/suggest"
 )
 
 // Main runs the command with the arguments, streams and environment of this process, and ends the process with the status that the command
@@ -41,10 +41,13 @@ func (a app) rootCommand() *cobra.Command {
 			if len(args) == 0 {
 				return nil
 			}
-			if meant := cmd.SuggestionsFor(args[0]); len(meant) > 0 {
-				return exit.Usagef("there is no command %q (did you mean %s?)", args[0], strings.Join(meant, " or "))
+			var names []string
+			for _, c := range cmd.Commands() {
+				if c.IsAvailableCommand() {
+					names = append(names, c.Name())
+				}
 			}
-			return exit.Usagef("there is no command %q", args[0])
+			return exit.Usagef("there is no command %q%s", args[0], suggest.DidYouMean(args[0], names))
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			fmt.Fprint(a.Err, cmd.UsageString())

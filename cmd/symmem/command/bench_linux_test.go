@@ -316,6 +316,11 @@ func TestBenchBackends(t *testing.T) {
 	assert.Equal(t, exit.Failure, r.status)
 	assert.Contains(t, r.err, "rank 1 (process")
 	assert.Equal(t, 1, strings.Count(r.err, "symmem: "), r.err)
+
+	// One that a variable names is called by its name, too.
+	r = call(t, "", environ(brokenVar+"=1", "SYMMEM_BACKEND=dies"), small...)
+	assert.Equal(t, exit.Failure, r.status)
+	assert.Contains(t, r.err, "measuring backend dies: ")
 }
 
 // TestBenchTellsWhatItHas: what was measured is reported though a later backend fails.

@@ -80,7 +80,7 @@ func TestSuggestions(t *testing.T) {
 			assert.Contains(t, r.err, "(did you mean "+meant+"?)")
 		})
 	}
-	for _, args := range []string{"dance", "verify --zzzz", "verify --backend abacus", "bench --op exclusive"} {
+	for _, args := range []string{"dance", "bug", "verify --zzzz", "verify --backend abacus", "bench --op exclusive", "bench --dtype foo", "tune --dtype foo", "run --fog 1 true"} {
 		r := call(t, "", environ(), strings.Fields(args)...)
 		assert.Equal(t, exit.Usage, r.status)
 		assert.NotContains(t, r.err, "did you mean", args)

@@ -95,7 +95,7 @@ func parses(line string) error {
 		}
 	}
 	if f := cmd.Flags().Lookup("backend"); f != nil && f.Value.Type() == "string" { // of verify and bench
-		if _, err := fleet.Choose(f.Value.String(), f.Changed); err != nil {
+		if _, err := fleet.Choose(f.Value.String(), f.Changed, config.Default()); err != nil {
 			return err
 		}
 	}

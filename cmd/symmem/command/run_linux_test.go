@@ -64,6 +64,30 @@ func TestRunStatus(t *testing.T) {
 	}
 }
 
+// TestRunLetsRanksSayWhatTheyKnow: what another rank prints about a failure just after the first rank has gone comes out, and ranks that go by
+// themselves are not ended.
+func TestRunLetsRanksSayWhatTheyKnow(t *testing.T) {
+	for name, tt := range map[string]struct {
+		then string // what rank 1 does at last
+		says string
+	}{
+		"and goes":  {"exit 4", `exited with status 3\n`},
+		"and stays": {"sleep 300", `exited with status 3; ending the other ranks\n`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fifo := filepath.Join(t.TempDir(), "fifo")
+			require.NoError(t, unix.Mkfifo(fifo, 0o600))
+			// Rank 1 reads to the end of the pipe, which is the end of rank 0.
+			script := `if [ $RANK = 0 ]; then exec 3>"$1"; exit 3; fi; read x <"$1"; sleep 0.05; echo the cause >&2; ` + tt.then
+			r := call(t, "", environ(), "run", "-n", "2", "sh", "-c", script, "sh", fifo)
+			assert.Equal(t, 3, r.status, r.err)
+			assert.Contains(t, r.err, "[1] the cause\n")
+			assert.Regexp(t, tt.says, r.err)
+		})
+	}
+}
+
 // TestRunPassesBackendsOptions: a backend's option that is given as a flag reaches the ranks as its variable, and that of a backend that only
 // the program may have is none of run's business; a typing error is.
 func TestRunPassesBackendsOptions(t *testing.T) {

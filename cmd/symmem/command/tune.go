@@ -29,7 +29,7 @@ runs are replayed from a graph.
 
 With --output the table goes to a file. Programs use it where the setting tuning names it (SYMMEM_TUNING). Rules that the file has for other
 numbers of ranks stay in it, also those that came in while tune measured, so it may be called for each number of ranks in turn. What was not measured is as in the table in use. On an interrupt
-nothing is written. As one of several processes that a launcher has started on a host, tune is refused: they would measure each other.`,
+no file is written, and what is printed says that it is incomplete. As one of several processes that a launcher has started on a host, tune is refused: they would measure each other.`,
 		Example: "  symmem tune --backend native -n 4 --output tuning.json\n" +
 			"  SYMMEM_TUNING=tuning.json symmem bench --backend native -n 4 --kind all_reduce",
 		Args: cli.NoArgs,

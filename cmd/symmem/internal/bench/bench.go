@@ -42,11 +42,11 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	if err != nil {
 		return err
 	}
-	choice, err := fleet.Choose(o.Backends, flags.Changed("backend"))
+	cfg, err := settings.Load(flags, p.Environ)
 	if err != nil {
 		return err
 	}
-	cfg, err := settings.Load(flags, p.Environ)
+	choice, err := fleet.Choose(o.Backends, flags.Changed("backend"), cfg)
 	if err != nil {
 		return err
 	}

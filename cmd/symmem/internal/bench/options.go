@@ -107,18 +107,18 @@ func (o *Options) spec(given func(flag string) bool) (measure.Spec, error) {
 		}
 	}
 	if _, err := tensor.ParseDType(o.DType); err != nil {
-		all = append(all, fmt.Errorf("--dtype: %w%s", err, suggest.DidYouMean(o.DType, DTypes())))
+		all = append(all, fmt.Errorf("--dtype is %q; allowed are %s%s", o.DType, strings.Join(DTypes(), ", "), suggest.DidYouMean(o.DType, DTypes())))
 	}
 	if s.Peer, err = o.peerSpec(s.Kinds); err != nil {
 		all = append(all, err)
 	}
 	if _, err := kernels.ParseOp(o.Op); err != nil {
-		all = append(all, fmt.Errorf("--op: %w%s", err, suggest.DidYouMean(o.Op, Ops())))
+		all = append(all, fmt.Errorf("--op is %q; allowed are %s%s", o.Op, strings.Join(Ops(), ", "), suggest.DidYouMean(o.Op, Ops())))
 	}
 	if o.Algorithm == measure.AllAlgorithms {
 		s.Algorithms = []string{measure.AllAlgorithms}
 	} else if _, err := kernels.ParseAlgorithm(o.Algorithm); err != nil {
-		all = append(all, fmt.Errorf("--algorithm, which may be all too: %w%s", err, suggest.DidYouMean(o.Algorithm, Algorithms())))
+		all = append(all, fmt.Errorf("--algorithm is %q; allowed are %s%s", o.Algorithm, strings.Join(Algorithms(), ", "), suggest.DidYouMean(o.Algorithm, Algorithms())))
 	} else {
 		s.Algorithms = []string{o.Algorithm}
 	}

@@ -20,7 +20,6 @@ import (
 // ended.
 func Run(ctx context.Context, p *process.Process, root *cobra.Command) int {
 	root.SilenceErrors, root.SilenceUsage = true, true
-	root.SuggestionsMinimumDistance = suggest.MaxTypos
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return exit.UsageError(suggest.Flag(cmd, err)) })
 	root.SetArgs(append([]string{}, p.Args...)) // never nil, for which cobra takes os.Args

@@ -17,11 +17,11 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/cmd/symmem/internal/build"
 	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
+	"github.com/symmem/symmem/cmd/symmem/internal/fleet"
 	"github.com/symmem/symmem/cmd/symmem/internal/machine"
 	"github.com/symmem/symmem/cmd/symmem/internal/probe"
 	"github.com/symmem/symmem/cmd/symmem/internal/process"
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
-	"github.com/symmem/symmem/cmd/symmem/internal/suggest"
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/group"
@@ -120,10 +120,8 @@ func (d *Diagnosis) judge(cfg config.Config) {
 	})
 	if err != nil {
 		d.Verdict.Text = terminal.OneLine(err.Error())
-		if name := unknownBackend(cfg.Backend); name != "" {
-			known := append(backend.Names(), config.BackendAuto)
-			d.Verdict.Text = fmt.Sprintf("there is no backend %s (%s); there are %s%s", name, cfg.Source("backend"),
-				strings.Join(known, ", "), suggest.DidYouMean(name, known))
+		if unknown := fleet.UnknownBackend(cfg); unknown != "" {
+			d.Verdict.Text = unknown
 		}
 		return
 	}
@@ -154,16 +152,6 @@ func (d *Diagnosis) find(name string) *probe.Finding {
 		}
 	}
 	return &probe.Finding{Name: name, Reason: "it was not probed"}
-}
-
-// unknownBackend returns the first of names that is not a backend.
-func unknownBackend(names []string) string {
-	for _, name := range names {
-		if _, err := backend.Lookup(name); err != nil && name != config.BackendAuto {
-			return name
-		}
-	}
-	return ""
 }
 
 // Write prints the diagnosis for people: what works and what does not, all details if verbose, and the verdict last.

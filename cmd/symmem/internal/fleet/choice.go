@@ -1,6 +1,8 @@
 package fleet
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -19,10 +21,13 @@ type Choice struct {
 	Required bool       // each run must find its backend: all are, but those of "all"
 }
 
-// Choose parses the value of the flag --backend; given is false if the flag was not used. An error is an *exit.Error that says what is
-// allowed.
-func Choose(text string, given bool) (Choice, error) {
+// Choose parses the value of the flag --backend; given is false if the flag was not used, and the configuration decides. An error is an *exit.Error
+// that says what is allowed.
+func Choose(text string, given bool, cfg config.Config) (Choice, error) {
 	if !given {
+		if unknown := UnknownBackend(cfg); unknown != "" { // each rank would find out for itself
+			return Choice{}, exit.UsageError(errors.New(unknown))
+		}
 		return Choice{Runs: [][]string{nil}, Required: true}, nil
 	}
 	names, err := Names("--backend", text, config.BackendAuto, All)
@@ -44,6 +49,17 @@ func Choose(text string, given bool) (Choice, error) {
 		c.Runs = append(c.Runs, []string{name})
 	}
 	return c, nil
+}
+
+// UnknownBackend says which of the preferences of a configuration is no backend, where that comes from and which there are; "" if all are backends.
+func UnknownBackend(cfg config.Config) string {
+	known := append(backend.Names(), config.BackendAuto)
+	for _, name := range cfg.Backend {
+		if !slices.Contains(known, name) {
+			return fmt.Sprintf("there is no backend %s (%s); there are %s%s", name, cfg.Source("backend"), strings.Join(known, ", "), suggest.DidYouMean(name, known))
+		}
+	}
+	return ""
 }
 
 // Names splits a list of backends, the value of flag. Names that are neither registered nor in also are refused with an *exit.Error,

@@ -157,7 +157,7 @@ func (f *Fleet) Run(ctx context.Context, preferences []string, hear func(Message
 		return nil, err
 	}
 	extra := slices.Clone(f.Settings.Vars)
-	end := &End{Backend: config.BackendAuto}
+	end := &End{Backend: f.Settings.Backend}
 	if preferences != nil {
 		end.Backend = strings.Join(preferences, ",")
 		extra = append(extra, "SYMMEM_BACKEND="+end.Backend)

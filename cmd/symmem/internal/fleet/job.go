@@ -8,7 +8,6 @@ import (
 	"os"
 	"runtime/pprof"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -139,11 +138,11 @@ func (j *Job) Agree(ctx context.Context, r *symmem.Rank, what string, mistake er
 // preferences the configuration decides. hear is called with what this rank reports. What goes wrong is in End; the job cannot be used any more then.
 // It blocks until work has returned. If the rank hangs, the stacks of its goroutines are printed and the process ends with status 1.
 func (j *Job) Run(ctx context.Context, preferences []string, hear func(Message), work func(context.Context, *symmem.Rank, *Reporter) error) (*End, error) {
-	end := &End{Backend: config.BackendAuto}
 	cfg := j.Config
 	if preferences != nil {
-		end.Backend, cfg.Backend = strings.Join(preferences, ","), slices.Clone(preferences)
+		cfg.Backend = slices.Clone(preferences)
 	}
+	end := &End{Backend: settings.Text(cfg.Backend)}
 	// A rank that is still in an earlier run does not come into this one.
 	cfg.Restart = j.Launch.Restart + j.runs
 	j.runs++

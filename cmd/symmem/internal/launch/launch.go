@@ -17,6 +17,9 @@ import (
 const (
 	// DefaultGrace is how long ranks have to end, once asked, before they are killed.
 	DefaultGrace = 10 * time.Second
+	// lingerTime is how long the other ranks have, once one has exited with an error, before they are asked to end. One failure often
+	// reaches several ranks at almost the same time, and the one that knows the cause need not be the first to go.
+	lingerTime = 200 * time.Millisecond
 	// MaxRanks bounds the ranks of one machine. Each costs a process, three pipes and a share of every exchange.
 	MaxRanks = 1024
 )
@@ -105,7 +108,7 @@ type Outcome struct {
 }
 
 // Run starts all ranks and blocks until all have ended and their output is written. When a rank fails and the job is not to keep going, or ctx is done, the others
-// are asked to end, and are killed after the grace. Signals are passed on to all ranks. The first one that asks to end starts the
+// are asked to end, and are killed after the grace. After a rank that has exited by itself they first have a moment to say what they know. Signals are passed on to all ranks. The first one that asks to end starts the
 // grace, and the second one cuts it short. Once the ranks are killed, Run does not wait for a reader that takes nothing of what they
 // have written. If nobody reads their output any more, which for others is the end of a program, they are asked to end as well. An error means that not all ranks could be started, and that none is left; it is an
 // *exit.Error if shells define a status for it.
@@ -187,6 +190,7 @@ func (s *supervisor) wait(ctx context.Context) *Outcome {
 	for rank := range s.ranks {
 		running[rank] = true
 	}
+	var linger <-chan time.Time // after it the failure of the first rank is said, and the others are ended; nil if there is none to say
 	done := ctx.Done()
 	for len(running) > 0 {
 		select {
@@ -206,8 +210,18 @@ func (s *supervisor) wait(ctx context.Context) *Outcome {
 				s.tell("%v", failed)
 			case s.job.KeepGoing:
 				s.tell("%v; %d of the ranks go on", failed, len(running))
+			case failed.Code != 0 && failed.Signal == nil:
+				linger = time.After(lingerTime)
 			default:
 				s.tell("%v; ending the other ranks", failed)
+				s.end(terminate)
+			}
+		case <-linger:
+			linger = nil
+			if s.kill != nil { // something else has ended them meanwhile
+				s.tell("%v", result.First)
+			} else {
+				s.tell("%v; ending the other ranks", result.First)
 				s.end(terminate)
 			}
 		case sig := <-s.signals:
@@ -246,6 +260,9 @@ func (s *supervisor) wait(ctx context.Context) *Outcome {
 			s.tell("ranks %v have not ended within %v; killing them", left, s.job.Grace)
 			s.end(os.Kill)
 		}
+	}
+	if linger != nil { // the others have ended meanwhile
+		s.tell("%v", result.First)
 	}
 	return result
 }

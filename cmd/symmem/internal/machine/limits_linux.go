@@ -33,16 +33,27 @@ func Limits() []Limit {
 	resource(unix.RLIMIT_NOFILE, "descriptors", "open files, of which each allocation takes one and each rank started here three",
 		"raise it (ulimit -n 65536)", 4096, func(n int64) string { return fmt.Sprint(n) })
 
-	shm := Limit{Name: "/dev/shm", Meaning: "shared memory that native libraries use between ranks; the host backend does not need it"}
 	var st unix.Statfs_t
-	if err := unix.Statfs("/dev/shm", &st); err != nil {
+	err := unix.Statfs("/dev/shm", &st)
+	return append(all, shmLimit(&st, err))
+}
+
+// shmLimit is the limit of /dev/shm, of which st is the state unless that is err.
+func shmLimit(st *unix.Statfs_t, err error) Limit {
+	shm := Limit{Name: "/dev/shm", Meaning: "shared memory that native libraries use between ranks; the host backend does not need it"}
+	if err != nil {
 		shm.Value, shm.Advice = err.Error(), "mount a tmpfs at /dev/shm"
-	} else {
-		total, free := int64(st.Blocks)*st.Bsize, int64(st.Bavail)*st.Bsize
-		shm.Number, shm.Value = free, fmt.Sprintf("%s free of %s", bytesize.Human(free), bytesize.Human(total))
-		if total < 1<<30 {
-			shm.Advice = "make it larger (in a container --shm-size=1g) before using NCCL or NVSHMEM"
-		}
+		return shm
 	}
-	return append(all, shm)
+	const users = "before using NCCL, NVSHMEM or NIXL (UCX)"
+	total, free := int64(st.Blocks)*st.Bsize, int64(st.Bavail)*st.Bsize
+	shm.Number, shm.Value = free, fmt.Sprintf("%s free of %s", bytesize.Human(free), bytesize.Human(total))
+	switch {
+	case st.Flags&unix.ST_RDONLY != 0:
+		shm.Value += ", and is read-only"
+		shm.Advice = "mount it writable (mount -o remount,rw /dev/shm; in a container give it a tmpfs) " + users
+	case total < 1<<30:
+		shm.Advice = "make it larger (in a container --shm-size=1g) " + users
+	}
+	return shm
 }

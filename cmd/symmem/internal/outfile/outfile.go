@@ -13,8 +13,9 @@ import (
 
 // File is a file to be written at the end of a command. What is there stays as it is until then.
 type File struct {
-	path    string
-	regular bool // a regular file, or one that is not there yet; anything else, such as a terminal or a pipe, is written to
+	given   string // the path that was asked for, which errors name
+	path    string // where its links lead to
+	regular bool   // a regular file, or one that is not there yet; anything else, such as a terminal or a pipe, is written to
 	there   bool
 	mode    fs.FileMode // of the file that is there
 }
@@ -23,7 +24,7 @@ type File struct {
 func Plan(path string) (*File, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		f := &File{path: path, regular: true}
+		f := &File{given: path, path: path, regular: true}
 		// A link may lead to a file that is still to be made.
 		for link, err := os.Readlink(f.path); err == nil; link, err = os.Readlink(f.path) {
 			if !filepath.IsAbs(link) {
@@ -40,7 +41,7 @@ func Plan(path string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &File{path: path, regular: info.Mode().IsRegular(), there: true, mode: info.Mode().Perm()}
+	f := &File{given: path, path: path, regular: info.Mode().IsRegular(), there: true, mode: info.Mode().Perm()}
 	switch {
 	case info.IsDir():
 		return nil, fmt.Errorf("%s is a directory", path)
@@ -63,12 +64,24 @@ func (f *File) try() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(temp.Close(), os.Remove(temp.Name()))
+	return f.named(errors.Join(temp.Close(), os.Remove(temp.Name())))
 }
 
 // create makes a file beside the one that is to be written.
 func (f *File) create() (*os.File, error) {
-	return os.OpenFile(filepath.Join(filepath.Dir(f.path), ".symmem-"+rand.Text()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	temp, err := os.OpenFile(filepath.Join(filepath.Dir(f.path), ".symmem-"+rand.Text()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	return temp, f.named(err)
+}
+
+// named makes an error about the file beside one about the file that was asked for: nobody knows the other name.
+func (f *File) named(err error) error {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
+		return &fs.PathError{Op: path.Op, Path: f.given, Err: path.Err}
+	}
+	if link, ok := errors.AsType[*os.LinkError](err); ok {
+		return &fs.PathError{Op: link.Op, Path: f.given, Err: link.Err}
+	}
+	return err
 }
 
 // Regular reports whether the file is there, and a regular one, so that it can be read.
@@ -96,7 +109,7 @@ func (f *File) Write(text []byte) error {
 	}
 	if err := os.Rename(temp, f.path); err != nil {
 		if removed := os.Remove(temp); !f.there || removed != nil {
-			return errors.Join(err, removed)
+			return f.named(errors.Join(err, removed))
 		}
 		return f.overwrite(text)
 	}
@@ -117,7 +130,7 @@ func (f *File) beside(text []byte) (path string, err error) {
 		err = temp.Sync()
 	}
 	if err = errors.Join(err, temp.Close()); err != nil {
-		err = errors.Join(err, os.Remove(temp.Name()))
+		err = f.named(errors.Join(err, os.Remove(temp.Name())))
 	}
 	return temp.Name(), err
 }
@@ -205,9 +218,9 @@ func (f *File) begin(make func(path string) ([]byte, error)) (done bool, err err
 	}
 	removed := os.Remove(temp)
 	if errors.Is(err, fs.ErrExist) {
-		return false, removed
+		return false, f.named(removed)
 	}
-	return err == nil, errors.Join(err, removed)
+	return err == nil, f.named(errors.Join(err, removed))
 }
 
 // overwrite writes into the file that is there.

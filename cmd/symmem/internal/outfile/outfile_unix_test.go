@@ -64,6 +64,30 @@ func TestWrite(t *testing.T) {
 	assert.Equal(t, os.FileMode(0o600), info.Mode().Perm(), "and nobody may read it who could not")
 }
 
+// TestErrorsNameTheFile: an error names the file that was asked for, and none that nobody knows.
+func TestErrorsNameTheFile(t *testing.T) {
+	dir := t.TempDir()
+	gone := filepath.Join(dir, "gone")
+	_, err := Plan(filepath.Join(gone, "x"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+	assert.EqualError(t, err, "open "+gone+"/x: no such file or directory")
+
+	require.NoError(t, os.Mkdir(gone, 0o700))
+	path := filepath.Join(gone, "y")
+	f, err := Plan(path)
+	require.NoError(t, err)
+	require.NoError(t, os.Mkdir(path, 0o700)) // a file cannot take the place of a folder
+	err = f.Write([]byte("one"))
+	require.ErrorContains(t, err, path)
+	assert.NotContains(t, err.Error(), ".symmem-")
+	only(t, gone, "y")
+	require.NoError(t, os.RemoveAll(gone))
+	for _, err := range []error{f.Write(nil), f.Update(time.Second, func(string) ([]byte, error) { return nil, nil })} {
+		require.ErrorContains(t, err, path)
+		assert.NotContains(t, err.Error(), ".symmem-")
+	}
+}
+
 // TestLinkToNothing: where links lead to a file that is not there yet, that is made, and they stay.
 func TestLinkToNothing(t *testing.T) {
 	dir := t.TempDir()

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -23,6 +24,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // keys are the settings of the service.
@@ -63,11 +65,11 @@ does not end before the ranks of all its jobs have had the time to come back: --
 				return exit.Usagef("--%s is for ranks, and the rendezvous has none", key.Name)
 			}
 		}
-		addr := listen
-		if addr == "" {
-			addr = cfg.RendezvousAddr
+		addr := address{text: listen, of: "--listen"}
+		if listen == "" {
+			addr = address{text: cfg.RendezvousAddr, of: named("rendezvous-addr", cfg)}
 		}
-		if addr == "" {
+		if addr.text == "" {
 			return exit.Usagef("--listen, the address to serve on, is missing")
 		}
 		one := cfg.WorldSize > 0
@@ -103,8 +105,43 @@ does not end before the ranks of all its jobs have had the time to come back: --
 	return cmd
 }
 
+// address is where to serve.
+type address struct {
+	text string
+	of   string // what gave it, for errors
+}
+
+// named is a setting as errors name it.
+func named(key string, cfg config.Config) string { return fmt.Sprintf("%s (%s)", key, cfg.Source(key)) }
+
+// optionKeys are the settings that options of package group come from.
+var optionKeys = map[string]string{
+	"WorldSize": "world-size", "Restart": "restart", "Timeout": "timeout", "LivenessTimeout": "liveness-timeout", "Store": "rendezvous-store",
+	"len(Job)": "job", "len(Token)": "token",
+}
+
+// refused makes of an error of package group about its options one about what the user has given for them. Any other is returned unchanged.
+func refused(err error, addr address, cfg config.Config) error {
+	wrong, ok := errors.AsType[*errs.ArgumentError](err)
+	if !ok || wrong.Op != "Serve" && wrong.Op != "ServeJobs" {
+		return err
+	}
+	told := *wrong
+	told.Op = "rendezvous"
+	told.Allowed = strings.ReplaceAll(told.Allowed, "Listener", addr.of)
+	switch key := optionKeys[wrong.Arg]; {
+	case wrong.Arg == "Listener":
+		told.Arg, told.Value = addr.of, addr.text
+	case strings.HasPrefix(wrong.Arg, "len("):
+		told.Arg = "the length of " + named(key, cfg)
+	case key != "":
+		told.Arg = named(key, cfg)
+	}
+	return &told
+}
+
 // serve serves the rendezvous at addr by a call of package group until that ends, or a signal asks to end.
-func serve(ctx context.Context, p *process.Process, cfg config.Config, addr string, opts *group.Options, call func(context.Context, *group.Options) error) error {
+func serve(ctx context.Context, p *process.Process, cfg config.Config, addr address, opts *group.Options, call func(context.Context, *group.Options) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var ended atomic.Pointer[os.Signal]
@@ -120,9 +157,9 @@ func serve(ctx context.Context, p *process.Process, cfg config.Config, addr stri
 		}
 	}()
 	var config net.ListenConfig
-	l, err := config.Listen(ctx, "tcp", addr)
+	l, err := config.Listen(ctx, "tcp", addr.text)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", addr.of, err)
 	}
 	logger := slog.New(slog.DiscardHandler)
 	if level, ok := cfg.Level(); ok {
@@ -135,7 +172,7 @@ func serve(ctx context.Context, p *process.Process, cfg config.Config, addr stri
 		}
 	}
 	opts.Listener, opts.Logger = said, logger
-	err = call(ctx, opts) // no accept goes on behind it
+	err = refused(call(ctx, opts), addr, cfg) // no accept goes on behind the call
 	if said.err != nil {
 		return errors.Join(said.err, err)
 	}

@@ -60,6 +60,7 @@ func AddForRanks(flags *pflag.FlagSet) {
 
 // Ranks is what the configuration of a command means for the ranks that it starts.
 type Ranks struct {
+	Backend    string   // that the configuration prefers, with commas between several
 	Job, Token string   // "" lets the launcher make them
 	Vars       []string // the settings that were given as flags, as NAME=value: ranks read variables, not flags
 
@@ -69,7 +70,7 @@ type Ranks struct {
 // ForRanks returns what the ranks of a command are given, from its flags and the configuration that Load returned. The ranks read the environment and
 // the file themselves. If one of PlaceKeys was given as a flag, the error is an *exit.Error with status 2.
 func ForRanks(command string, flags *pflag.FlagSet, cfg config.Config) (Ranks, error) {
-	s := Ranks{Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout}
+	s := Ranks{Backend: Text(cfg.Backend), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout}
 	for _, key := range config.Keys() {
 		if cfg.Source(key.Name).Flag == "" {
 			continue

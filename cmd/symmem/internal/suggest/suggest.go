@@ -7,22 +7,23 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/agnivade/levenshtein"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/symmem/symmem/internal/typo"
 )
 
-// MaxTypos is how many letters may be wrong for a suggestion to be made.
-const MaxTypos = 2
+// maxTypos is how many letters may be wrong for a suggestion to be made.
+const maxTypos = 2
 
 // nearest returns the allowed text that value was most likely meant to be, or "" if value is like none of them.
 func nearest(value string, allowed []string) string {
 	value = strings.ToLower(value)
-	best, fewest := "", MaxTypos+1
+	best, fewest := "", maxTypos+1
 	for _, a := range allowed {
-		n := levenshtein.ComputeDistance(value, strings.ToLower(a))
-		if n >= len(value) && n > 0 {
-			continue // nothing of it would be left
+		n, like := typo.Slips(value, strings.ToLower(a))
+		if !like || n >= len(value) && n > 0 {
+			continue // little or nothing of it would be left
 		}
 		if n < fewest || n == fewest && strings.HasPrefix(a, value) {
 			best, fewest = a, n

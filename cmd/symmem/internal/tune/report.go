@@ -1,16 +1,18 @@
 package tune
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"text/tabwriter"
 
 	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
+	"github.com/symmem/symmem/kernels/tuning"
 )
 
-// write prints what was found beside what was there.
-func write(w io.Writer, m *measure.TunedMachine, points []measure.Point) error {
+// write prints what was found beside what was there. incomplete says why that is not all; "" if it is.
+func write(w io.Writer, m *measure.TunedMachine, points []measure.Point, incomplete string) error {
 	fmt.Fprintf(w, "%d ranks of %v over %s, backend %s; in use is %s\n", m.Ranks, m.Devices, m.Link, m.Backend, m.Tables)
 	won := 0
 	for _, s := range seriesOf(points) {
@@ -43,6 +45,23 @@ func write(w io.Writer, m *measure.TunedMachine, points []measure.Point) error {
 		}
 	}
 	_, err := fmt.Fprintf(w, "\n%d of %d sizes have another form, number of blocks or lap that is faster by more than noise, or leaves room\n", won, len(points))
+	if err == nil && incomplete != "" {
+		_, err = fmt.Fprintf(w, "\nincomplete: %s\n", incomplete)
+	}
+	return err
+}
+
+// writeIncomplete prints, as JSON, the table of what was measured until something ended that, and why. Nothing takes it for a table: reading one refuses keys that
+// tables do not have.
+func writeIncomplete(w io.Writer, table *tuning.Table, incomplete string) error {
+	text, err := json.MarshalIndent(struct {
+		Incomplete string `json:"incomplete"`
+		*tuning.Table
+	}{incomplete, table}, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(append(text, '\n'))
 	return err
 }
 

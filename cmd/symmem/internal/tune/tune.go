@@ -36,13 +36,17 @@ const (
 
 // Run starts the ranks, measures, prints what was found beside the table in use, and writes the new table to a file. flags are all flags of the command, the settings of
 // the configuration among them; the table records those that were used, after command. It blocks until all ranks have ended. If something fails, or the user interrupts, what was
-// measured before is printed, no file is written, and one that was there stays as it was.
+// measured before is printed, with why it is not all, no file is written, and one that was there stays as it was.
 func Run(ctx context.Context, p *process.Process, command string, flags *pflag.FlagSet, o Options) error {
 	spec, err := o.spec()
 	if err != nil {
 		return err
 	}
-	choice, err := fleet.Choose(o.Backend, flags.Changed("backend"))
+	cfg, err := settings.Load(flags, p.Environ)
+	if err != nil {
+		return err
+	}
+	choice, err := fleet.Choose(o.Backend, flags.Changed("backend"), cfg)
 	if err == nil && len(choice.Runs) != 1 {
 		err = exit.Usagef("--backend is %s; one name, or auto, is allowed: a table is of one backend's devices", o.Backend)
 	}
@@ -51,10 +55,6 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	}
 	if flags.Changed("tuning") {
 		return exit.Usagef("--tuning is not for tune, which compares with the table that would be used without one; --output names the file to write")
-	}
-	cfg, err := settings.Load(flags, p.Environ)
-	if err != nil {
-		return err
 	}
 	forRanks, err := settings.ForRanks("tune", flags, cfg)
 	if err != nil {
@@ -152,7 +152,10 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 		}
 		return text, err
 	}
-	whole := err == nil
+	whole, incomplete := err == nil, ""
+	if !whole {
+		incomplete = fmt.Sprintf("%s; %d of %d sizes were measured", terminal.OneLine(err.Error()), len(points), where.Points)
+	}
 	if whole && output != nil { // first: where nobody reads the standard output any more, writing to it ends the process
 		if err = output.Update(lockTime, merged); err != nil {
 			err = fmt.Errorf("--output: %w", err)
@@ -167,10 +170,12 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	written := whole && err == nil && output != nil
 	switch {
 	case !o.JSON:
-		err = errors.Join(err, write(p.Out, where, points))
+		err = errors.Join(err, write(p.Out, where, points, incomplete))
 	case whole:
 		_, printErr := p.Out.Write(text)
 		err = errors.Join(err, printErr)
+	default:
+		err = errors.Join(err, writeIncomplete(p.Out, table, incomplete))
 	}
 	if whole && late != "" {
 		fmt.Fprintf(p.Err, "%s: %d of %d sizes were measured\n", late, len(points), where.Points)

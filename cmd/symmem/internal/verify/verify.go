@@ -111,7 +111,7 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 	case job != nil:
 		o.Ranks, p = job.Launch.WorldSize, job.Quiet()
 	}
-	choice, err := fleet.Choose(o.Backends, flags.Changed("backend"))
+	choice, err := fleet.Choose(o.Backends, flags.Changed("backend"), cfg)
 	if err != nil {
 		return err
 	}
