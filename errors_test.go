@@ -157,6 +157,7 @@ func TestEveryErrorTypeIsListed(t *testing.T) {
 	inside := map[string]string{
 		"config.formError":      "it is taken apart; what users get is an ArgumentError",
 		"cuda.unavailableError": "it carries nothing but ErrUnavailable and the reason, to which it unwraps",
+		"group.otherWorldError": "it refuses a rank of another world size; users get a RefusedError, or a StoreError with its words",
 		"nixl.isleError":        "it words what the ranks of an island got with the numbers of the whole group, and says only that; users get what it wraps",
 		"nvshmem.giveBackError": "it tells Close whose failure it was, and says only that; users get what it wraps",
 		"futex.TimeoutError":    "it is os.ErrDeadlineExceeded, in a device.WaitError or device.WorkError that says for whom was waited",
