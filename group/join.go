@@ -37,9 +37,25 @@ func Join(ctx context.Context, opts *Options) (*Group, error) {
 	}
 	g, err := join(ctx, o)
 	if err != nil {
-		return nil, fmt.Errorf("joining job %s as rank %d of %d: %w", quoteJob(o.Job), o.Rank, o.WorldSize, err)
+		return nil, fmt.Errorf("joining %s as rank %d of %d: %w", meetingPlace(o), o.Rank, o.WorldSize, err)
 	}
 	return g, nil
+}
+
+// meetingPlace says where the ranks of a job meet, so that those that wait for each other at different places are seen to.
+func meetingPlace(o *Options) string {
+	at := o.Addr
+	if o.Listener != nil {
+		at = o.Listener.Addr().String()
+	}
+	place := "the job"
+	if o.Job != "" {
+		place = "job " + quoteJob(o.Job)
+	}
+	if at != "" { // a rank alone needs none
+		place += " at " + at
+	}
+	return place
 }
 
 func join(ctx context.Context, o *Options) (*Group, error) {

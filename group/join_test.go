@@ -638,3 +638,13 @@ func TestJoinAgain(t *testing.T) {
 		}
 	}
 }
+
+// TestJoinSaysWhere: a rank that waits for others in vain says where, which they can be compared with.
+func TestJoinSaysWhere(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	_, err = Join(t.Context(), &Options{Listener: l, WorldSize: 2, Timeout: 50 * time.Millisecond})
+	require.ErrorContains(t, err, "joining the job at "+l.Addr().String()+" as rank 0 of 2: ")
+	require.Equal(t, `job "training" at host:29500`, meetingPlace(&Options{Job: "training", Addr: "host:29500"}))
+	require.Equal(t, "the job", meetingPlace(&Options{}))
+}

@@ -274,7 +274,7 @@ func (m *Memory) waitReason(f ptx.Fault) error {
 	case f.Why == ptx.FaultStopped:
 		return errs.ErrClosed
 	}
-	late := fmt.Errorf("it did not come in %v of waiting, and may itself wait for another rank: %w", m.opts.KernelTimeout, os.ErrDeadlineExceeded)
+	late := fmt.Errorf("it did not come in %v of waiting (kernel-timeout), and may itself wait for another rank: %w", m.opts.KernelTimeout, os.ErrDeadlineExceeded)
 	if errors.Is(lost, errs.ErrPeerLost) {
 		return fmt.Errorf("%w; by now %w", late, lost)
 	}

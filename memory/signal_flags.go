@@ -242,7 +242,7 @@ func (f *flagSignals) waitOn(began time.Time) error {
 		}
 	}
 	if limit := f.memory.opts.KernelTimeout; time.Since(began) >= limit {
-		return fmt.Errorf("it did not come in %v: %w", limit, os.ErrDeadlineExceeded)
+		return fmt.Errorf("it did not come in %v (kernel-timeout): %w", limit, os.ErrDeadlineExceeded)
 	}
 	return nil
 }

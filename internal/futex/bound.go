@@ -65,9 +65,9 @@ type TimeoutError struct {
 	Have uint32 // what it was in the end
 }
 
-// Error returns what the wait was for and the value that the word had reached.
+// Error says what bounds such waits, and how far the word was.
 func (e *TimeoutError) Error() string {
-	return fmt.Sprintf("waiting for a word to reach %d: deadline passed with the word at %d", e.Want, e.Have)
+	return fmt.Sprintf("it did not come within the time that the setting kernel-timeout gives (the word is at %d, and not at %d)", e.Have, e.Want)
 }
 
 // Is reports that a TimeoutError is os.ErrDeadlineExceeded.

@@ -54,6 +54,7 @@ func TestWordCountsInACircle(t *testing.T) {
 	var timeout *futex.TimeoutError
 	require.ErrorAs(t, err, &timeout)
 	assert.Equal(t, &futex.TimeoutError{Want: 3, Have: 2}, timeout)
+	assert.EqualError(t, err, "it did not come within the time that the setting kernel-timeout gives (the word is at 2, and not at 3)")
 	assert.True(t, timeout.Timeout())
 	assert.Equal(t, uint32(2), w.Load())
 }
