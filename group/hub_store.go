@@ -91,9 +91,10 @@ func (h *hub) request(worldRank int, group string, req *storeRequest) {
 		reply.failure = &failure{kind: failInvalid, text: fmt.Sprintf("world rank %d is no member of group %s", worldRank, group)}
 	case g.away[g.rankOf(worldRank)]:
 		reply.failure = &failure{kind: failClosed}
-	case h.untaken(worldRank, req.verb) != nil:
-		reply.failure = h.untaken(worldRank, req.verb)
 	default:
+		if reply.failure = h.untaken(worldRank, req.verb); reply.failure != nil {
+			break
+		}
 		if reply = h.do(g, req, reply); reply != nil {
 			h.keepRequest(worldRank, g, req, reply)
 			break
