@@ -60,10 +60,22 @@ func (b *Backend) remove(ctx context.Context, comm *nccl.Comm, w *nccl.Window, b
 	if err == nil {
 		return nil
 	}
+	b.staysWith(comm, base)
+	return fmt.Errorf("deregistering a window: %w", err)
+}
+
+// staysWith notes that a communicator has a window of the allocation at base until its end.
+func (b *Backend) staysWith(comm *nccl.Comm, base device.Ptr) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.late = append(b.late, &lateCall{ended: comm.Ended(), base: base})
-	return fmt.Errorf("deregistering a window: %w", err)
+}
+
+// windowsInUse reports whether somebody may use a window.
+func (b *Backend) windowsInUse() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.windows) > 0 || len(b.devComms) > 0
 }
 
 // usedBy returns the call that was given up, or has failed, and may still use the allocation, or nil.
@@ -85,10 +97,7 @@ func (b *Backend) settle(ctx context.Context, base device.Ptr) *lateCall {
 	if l == nil {
 		return nil
 	}
-	b.mu.Lock()
-	unused := len(b.windows) == 0 && len(b.devComms) == 0
-	b.mu.Unlock()
-	if unused && b.near != nil && b.near.Stuck() {
+	if b.near != nil && b.near.Stuck() && !b.windowsInUse() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
 		defer cancel()
 		if err := b.abandon(ctx); err != nil {

@@ -161,13 +161,8 @@ func (b *Backend) deregister(ctx context.Context, w *window, base device.Ptr) er
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
 	defer cancel()
 	if b.near.Stuck() {
-		b.mu.Lock()
-		used := len(b.windows) > 0 || len(b.devComms) > 0
-		if used {
-			b.late = append(b.late, &lateCall{ended: b.near.Ended(), base: base})
-		}
-		b.mu.Unlock()
-		if used {
+		if b.windowsInUse() {
+			b.staysWith(b.near, base)
 			return nil
 		}
 		return errors.Join(b.abandon(ctx), b.freeLate())
