@@ -321,30 +321,52 @@ func TestParametersDuringTheCall(t *testing.T) {
 	assert.Zero(t, changed.Load())
 }
 
+// fullQueue is that of a stream without room: what is enqueued there waits.
+type fullQueue struct {
+	stream   atomic.Uintptr // its handle; 0 is none
+	came     chan struct{}  // takes each call that waits
+	room     chan struct{}
+	makeRoom func()
+}
+
+func newFullQueue() *fullQueue {
+	q := &fullQueue{came: make(chan struct{}), room: make(chan struct{})}
+	q.makeRoom = sync.OnceFunc(func() { q.stream.Store(0); close(q.room) })
+	return q
+}
+
+// need waits for room on a stream.
+func (q *fullQueue) need(s cu.StreamHandle) {
+	if uintptr(s) == q.stream.Load() {
+		q.came <- struct{}{}
+		<-q.room
+	}
+}
+
+// launches makes launches of a driver wait for room.
+func (q *fullQueue) launches(drv *cu.Driver) {
+	launch := drv.LaunchKernelEx
+	drv.LaunchKernelEx = func(c *cu.LaunchConfig, f cu.FunctionHandle, params, extra *unsafe.Pointer) cu.Result {
+		q.need(c.Stream)
+		return launch(c, f, params, extra)
+	}
+}
+
 // TestLaunchThatWaitsForRoom: a launch that waits for room in the queue of its stream holds up none of the same kernel on another stream, for which what makes the room may wait. Closing it waits.
 func TestLaunchThatWaitsForRoom(t *testing.T) {
 	drv := newFake(1).driver()
-	launch := drv.LaunchKernelEx
-	var full atomic.Uintptr // the stream that has no room
-	came, room := make(chan struct{}), make(chan struct{})
-	drv.LaunchKernelEx = func(c *cu.LaunchConfig, f cu.FunctionHandle, params, extra *unsafe.Pointer) cu.Result {
-		if uintptr(c.Stream) == full.Load() {
-			came <- struct{}{}
-			<-room
-		}
-		return launch(c, f, params, extra)
-	}
+	full := newFullQueue()
+	full.launches(drv)
 	d, err := cuda.Open(&cuda.Options{Driver: drv})
 	require.NoError(t, err)
 	closeInTheEnd(t, d)
-	makeRoom := sync.OnceFunc(func() { full.Store(0); close(room) })
 	l := reports(t, d, newFault(t, d), 5)
 	first, second := newStream(t, d), newStream(t, d)
-	t.Cleanup(makeRoom) // the first that is cleaned up
-	full.Store(first.Handle())
+	t.Cleanup(full.makeRoom) // the first that is cleaned up
+	full.stream.Store(first.Handle())
 	held, other, closes := make(chan error, 1), make(chan error, 1), make(chan error, 1)
 	go func() { held <- l.Launch(first) }()
-	<-came
+	<-full.came
 	go func() { other <- l.Launch(second) }()
 	select {
 	case err := <-other:
@@ -355,7 +377,7 @@ func TestLaunchThatWaitsForRoom(t *testing.T) {
 	go func() { closes <- l.Close() }()
 	require.Eventually(t, func() bool { return errors.Is(l.Launch(second), errs.ErrClosed) }, 10*time.Second, time.Millisecond, "what is being closed is launched")
 	assert.Empty(t, closes, "it is closed while it is launched")
-	makeRoom()
+	full.makeRoom()
 	require.NoError(t, <-held)
 	require.NoError(t, <-closes)
 	told(t, first, 5, "")
@@ -367,16 +389,8 @@ func TestLaunchThatWaitsForRoom(t *testing.T) {
 func TestModuleIsClosedDuringALaunch(t *testing.T) {
 	f := newFake(1)
 	drv := f.driver()
-	launch, unload := drv.LaunchKernelEx, drv.ModuleUnload
-	var full atomic.Uintptr // the stream that has no room
-	came, room := make(chan struct{}), make(chan struct{})
-	drv.LaunchKernelEx = func(c *cu.LaunchConfig, f cu.FunctionHandle, params, extra *unsafe.Pointer) cu.Result {
-		if uintptr(c.Stream) == full.Load() {
-			came <- struct{}{}
-			<-room
-		}
-		return launch(c, f, params, extra)
-	}
+	full, unload := newFullQueue(), drv.ModuleUnload
+	full.launches(drv)
 	var unloaded atomic.Bool
 	drv.ModuleUnload = func(m cu.ModuleHandle) cu.Result { unloaded.Store(true); return unload(m) }
 	d, err := cuda.Open(&cuda.Options{Driver: drv})
@@ -389,19 +403,18 @@ func TestModuleIsClosedDuringALaunch(t *testing.T) {
 	l, err := k.Prepare(device.Launch{})
 	require.NoError(t, err)
 	first, second := newStream(t, d), newStream(t, d)
-	makeRoom := sync.OnceFunc(func() { full.Store(0); close(room) })
-	t.Cleanup(makeRoom) // the first that is cleaned up
-	full.Store(first.Handle())
+	t.Cleanup(full.makeRoom) // the first that is cleaned up
+	full.stream.Store(first.Handle())
 	held, closes := make(chan error, 1), make(chan error, 1)
 	go func() { held <- l.Launch(first) }()
-	<-came
+	<-full.came
 	require.NoError(t, l.Launch(second), "a launch on another stream waits, too")
 	go func() { closes <- m.Close() }()
 	require.Eventually(t, func() bool { return errors.Is(l.Launch(second), errs.ErrClosed) }, 10*time.Second, time.Millisecond, "what is being closed is launched")
 	time.Sleep(1100 * time.Millisecond) // longer than unloading waits for a moment without work
 	assert.False(t, unloaded.Load(), "it is unloaded while its kernel is launched")
 	assert.Empty(t, closes)
-	makeRoom()
+	full.makeRoom()
 	require.NoError(t, <-held)
 	require.NoError(t, <-closes)
 	assert.True(t, unloaded.Load())
@@ -440,26 +453,21 @@ func TestEventBehindAFullQueue(t *testing.T) {
 		t.Run(fmt.Sprintf("records=%t", records), func(t *testing.T) {
 			drv := newFake(1).driver()
 			record, wait := drv.EventRecord, drv.StreamWaitEvent
-			var full atomic.Uintptr // the stream that has no room
-			came, room := make(chan struct{}), make(chan struct{})
-			need := func(s cu.StreamHandle) {
-				if uintptr(s) == full.Load() {
-					came <- struct{}{}
-					<-room
-				}
+			full := newFullQueue()
+			drv.EventRecord = func(e cu.EventHandle, s cu.StreamHandle) cu.Result { full.need(s); return record(e, s) }
+			drv.StreamWaitEvent = func(s cu.StreamHandle, e cu.EventHandle, flags uint32) cu.Result {
+				full.need(s)
+				return wait(s, e, flags)
 			}
-			drv.EventRecord = func(e cu.EventHandle, s cu.StreamHandle) cu.Result { need(s); return record(e, s) }
-			drv.StreamWaitEvent = func(s cu.StreamHandle, e cu.EventHandle, flags uint32) cu.Result { need(s); return wait(s, e, flags) }
 			d, err := cuda.Open(&cuda.Options{Driver: drv})
 			require.NoError(t, err)
 			closeInTheEnd(t, d)
-			makeRoom := sync.OnceFunc(func() { full.Store(0); close(room) })
 			first, second, e, start := newStream(t, d), newStream(t, d), newEvent(t, d), newEvent(t, d)
 			require.NoError(t, second.Record(start))
 			require.NoError(t, second.Record(e))
 			require.NoError(t, e.Synchronize(bounded(t)))
-			t.Cleanup(makeRoom) // the first that is cleaned up
-			full.Store(first.Handle())
+			t.Cleanup(full.makeRoom) // the first that is cleaned up
+			full.stream.Store(first.Handle())
 			held, asked := make(chan error, 1), make(chan error, 1)
 			go func() {
 				if records {
@@ -468,7 +476,7 @@ func TestEventBehindAFullQueue(t *testing.T) {
 					held <- first.WaitEvent(e)
 				}
 			}()
-			<-came
+			<-full.came
 			go func() {
 				soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 				defer cancel()
@@ -485,7 +493,7 @@ func TestEventBehindAFullQueue(t *testing.T) {
 			case <-time.After(10 * time.Second):
 				require.Fail(t, "who asks waits, too")
 			}
-			makeRoom()
+			full.makeRoom()
 			require.NoError(t, <-held)
 			require.NoError(t, e.Synchronize(bounded(t)))
 			_, err = e.Since(start)

@@ -7,7 +7,7 @@ import (
 	"github.com/agnivade/levenshtein"
 )
 
-// Slips returns how many slips make given of name: letters that are wrong, missing or too many, or two neighbours that have changed places. like is false if
+// Slips returns how many slips make given of name: letters that are wrong, missing or too many, or two that have changed places. like is false if
 // given is another word: there are more slips than a third of the longer one has letters. Where letters are only missing, or only too many, as in
 // abbreviations, a half may be.
 func Slips(given, name string) (n int, like bool) {
