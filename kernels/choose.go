@@ -106,6 +106,9 @@ func pushGeometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeo
 // half of a device has less than a thread for each vector with it (docs/hardware.md).
 var oneShotWholeBytes = int64(3 << 19)
 
+// oneShotLongBytes is the longest such message for which half of a device has a thread for each vector, with as few registers as the kernels for long messages take (docs/hardware.md).
+var oneShotLongBytes = int64(2 << 20)
+
 // flowThreads is how many threads a block of a reduce-scatter, or reduce, in chunks has, for shares of bytes: half as many where a block has few chunks, since
 // the first and the last of them cross the links alone.
 func flowThreads(bytes int64, size int) int {

@@ -55,8 +55,13 @@ func (a *allReduce) onCUDA(s *collective.Spec) {
 	find, whole := finder(ptx.AllReduce), a.whole(layout.Form)
 	if whole {
 		find = ptx.PushWhole
-		if _, ok := ptx.PushLong(layout.Form, a.in.DType().String(), int(a.op), size, false); ok && bytes > oneShotWholeBytes {
-			find = ptx.PushLong
+		if _, ok := ptx.PushLong(layout.Form, a.in.DType().String(), int(a.op), size, false); ok {
+			switch {
+			case bytes > oneShotLongBytes:
+				find = ptx.PushLonger
+			case bytes > oneShotWholeBytes:
+				find = ptx.PushLong
+			}
 		}
 	}
 	kernel, image, err := findKernel(find, layout.Form, a.in.Device(), hopper(a.in.Memory()), a.in.DType(), a.op, size)

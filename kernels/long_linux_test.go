@@ -13,18 +13,19 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// TestLongOnCUDA: an all-reduce in one shot between two takes the kernel for long messages from the length on for which it is meant, with the same results.
+// TestLongOnCUDA: an all-reduce in one shot between two takes the kernels for long messages from the lengths on for which they are meant, with the same results.
 func TestLongOnCUDA(t *testing.T) {
 	const n = 4096
-	most := oneShotWholeBytes
-	t.Cleanup(func() { oneShotWholeBytes = most })
-	oneShotWholeBytes = n*4 - 16
+	whole, long := oneShotWholeBytes, oneShotLongBytes
+	t.Cleanup(func() { oneShotWholeBytes, oneShotLongBytes = whole, long })
+	oneShotWholeBytes, oneShotLongBytes = n*4-32, n*4-16
 	onTwoGPUs(t, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 		s, err := m.Device().NewStream()
 		if err != nil {
 			return err
 		}
-		for _, count := range []int64{n - 4, n} { // one vector less is not long
+		for i, want := range []string{"_push_whole_", "_push_long_", "_push_longer_"} {
+			count := n - 8 + 4*int64(i) // a vector more each
 			x, err := tensor.Zeros(ctx, m, tensor.Float32, count)
 			if err == nil {
 				err = x.Rendezvous(ctx)
@@ -34,7 +35,7 @@ func TestLongOnCUDA(t *testing.T) {
 			}
 			a := allReduce{in: x, out: x, op: Sum, algorithm: OneShotPush, opts: &AllReduceOptions{}, inPlace: true}
 			spec := a.spec()
-			if spec.Failure != nil || strings.Contains(spec.CUDA.Function, "_push_long_") != (count == n) {
+			if spec.Failure != nil || !strings.Contains(spec.CUDA.Function, want) {
 				return fmt.Errorf("%d elements: %s, %w", count, spec.CUDA.Function, spec.Failure)
 			}
 			p, err := NewAllReduce(ctx, x, Sum, &AllReduceOptions{Algorithm: OneShotPush})

@@ -37,10 +37,10 @@ func jobs(ranks int, dtypes, others []string) []job {
 					w.inPlace, w.missing = false, 1
 					out = append(out, w)
 					if _, ok := ptx.PushLong(form, dtype, op, ranks, true); ok { // a vector a thread, and several
-						w.long, w.blocks = true, 1
+						w.blocks = 1
 						for i, vectors := range []int{w.threads - 2, 2*w.threads - 4} {
 							w.count = vectors * 16 / widths[dtype]
-							w.user, w.missing = i == 0, 0
+							w.user, w.missing, w.long, w.longer = i == 0, 0, i == 0, i == 1
 							for _, w.inPlace = range []bool{false, true} {
 								w.hopper = w.inPlace == w.user
 								out = append(out, w)

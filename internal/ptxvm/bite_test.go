@@ -147,8 +147,8 @@ func attemptsOf(j job, k ptx.Kernel) (out []attempt) {
 	// Many vectors for few threads, so that those of a block work for each other; a message that is not aligned; in place.
 	j.count = 1600 / width
 	_, pushes := ptx.PushWhole(j.form, j.dtype, j.op, j.ranks, j.hopper)
-	j.long = strings.Contains(k.Name, "_long_")
-	whole := j.long || strings.Contains(k.Name, "_whole_")
+	j.long, j.longer = strings.Contains(k.Name, "_long_"), strings.Contains(k.Name, "_longer_")
+	whole := j.long || j.longer || strings.Contains(k.Name, "_whole_")
 	if pushes && !whole {
 		j.offset = 1
 	}
@@ -256,6 +256,9 @@ func TestBite(t *testing.T) {
 					}
 					if k, ok := ptx.PushLong(form, dtype, ptx.Sum, ranks, hopper); ok {
 						subjects = append(subjects, subject{k, form.String() + "_long", attemptsOf(j, k)})
+					}
+					if k, ok := ptx.PushLonger(form, dtype, ptx.Sum, ranks, hopper); ok {
+						subjects = append(subjects, subject{k, form.String() + "_longer", attemptsOf(j, k)})
 					}
 				}
 			}

@@ -135,9 +135,9 @@ func (v variant) cover(tb testing.TB, c *Coverage) {
 	}
 	if _, ok := ptx.PushLong(v.form, v.dtype, v.op, v.ranks, v.hopper); ok {
 		long := j
-		long.long, long.threads, long.blocks = true, 32, 1
-		for _, vectors := range []int{28, 60} { // one for a thread, and two
-			long.count, long.missing = vectors*16/width, 0
+		long.threads, long.blocks = 32, 1
+		for i, vectors := range []int{28, 60, 60} { // one for a thread, and two
+			long.count, long.missing, long.long, long.longer = vectors*16/width, 0, i < 2, i == 2
 			run(long)
 			if !v.again {
 				slow(long)

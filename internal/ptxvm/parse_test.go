@@ -12,7 +12,7 @@ import (
 )
 
 // takesPushParams is the names of kernels that take ptx.PushParams, and how many ranks these are of.
-var takesPushParams = regexp.MustCompile(`^symmem_(?:.*_push_(?:whole|long)_.*|lines_.*|scatter_(?:whole|root)_.*)_w(\d)$`)
+var takesPushParams = regexp.MustCompile(`^symmem_(?:.*_push_(?:whole|long|longer)_.*|lines_.*|scatter_(?:whole|root)_.*)_w(\d)$`)
 
 // TestImages: every kernel of the module is PTX as the machine knows it.
 func TestImages(t *testing.T) {

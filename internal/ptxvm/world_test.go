@@ -69,6 +69,7 @@ type job struct {
 	exact   bool   // only whole numbers, whose sum does not depend on the order
 	twice   bool   // two plans at once, on devices that hold no more than both
 	long    bool   // by the kernel for long messages of whole vectors
+	longer  bool   // by that for messages of which a thread has several
 
 	replace func(*Module) *Module
 }
@@ -89,6 +90,9 @@ func (j job) String() string {
 	}
 	if j.long {
 		s += "/long"
+	}
+	if j.longer {
+		s += "/longer"
 	}
 	if j.hopper {
 		s += "/hopper"
@@ -398,6 +402,9 @@ func (j job) wholeVectors() bool {
 func (j job) whole() (ptx.Kernel, bool) {
 	if !j.wholeVectors() {
 		return ptx.Kernel{}, false
+	}
+	if j.longer {
+		return ptx.PushLonger(j.form, j.dtype, j.op, j.ranks, j.hopper)
 	}
 	if j.long {
 		return ptx.PushLong(j.form, j.dtype, j.op, j.ranks, j.hopper)

@@ -42,10 +42,12 @@ SYMMEM_KERNEL(twoshot_push, twoshotPush, SYMMEM_BOUNDS)
 SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, oneshot_push_whole, oneshotPushWhole, SYMMEM_BOUNDS_ONESHOT)
 SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, twoshot_push_whole, twoshotPushWhole, SYMMEM_BOUNDS_TWOSHOT)
 #if SYMMEM_WORLD == 2
-// For messages of which each thread may have more than one vector: 32 registers, with which shorter ones are slower.
-extern "C" __global__ void __launch_bounds__(256, 8)
-    SYMMEM_NAME(oneshot_push_long, SYMMEM_DTYPE, SYMMEM_TAIL)(const __grid_constant__ PushParams<2> p) {
-  oneshotPushLong<SYMMEM_TYPE, SYMMEM_OP>(p);
+// For longer messages: 32 registers, with which shorter ones are slower. Of those of oneshot_push_longer each thread has more than one vector.
+#define SYMMEM_BOUNDS_LONG 256, 8
+SYMMEM_TAKES(PushParams<2>, oneshot_push_long, oneshotPushWhole, SYMMEM_BOUNDS_LONG)
+extern "C" __global__ void __launch_bounds__(SYMMEM_BOUNDS_LONG)
+    SYMMEM_NAME(oneshot_push_longer, SYMMEM_DTYPE, SYMMEM_TAIL)(const __grid_constant__ PushParams<2> p) {
+  oneshotPushLonger<SYMMEM_TYPE, SYMMEM_OP>(p);
 }
 #endif
 extern "C" __global__ void __launch_bounds__(SYMMEM_BOUNDS_ONESHOT)

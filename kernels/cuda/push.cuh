@@ -137,9 +137,9 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPushWhole(const Pu
   takeSums<T>(f, op, begin, step, slot, p.data[0] + buffer);
 }
 
-// oneshotPushLong is oneshotPushWhole between two ranks, for longer messages: it takes the rank's own vectors from the input again. What goes through its own slot is stored, loaded and emptied in this
-// rank's memory beside what comes from the peer.
-template <class T, class Op> SYMMEM_DEVICE void oneshotPushLong(const PushParams<2> &p) {
+// oneshotPushLonger is oneshotPushWhole between two ranks, for messages of which a thread has several vectors: it takes the rank's own ones from the input again. What goes through its own slot is
+// stored, loaded and emptied in this rank's memory beside what comes from the peer. Where a thread has one, that is the faster way.
+template <class T, class Op> SYMMEM_DEVICE void oneshotPushLonger(const PushParams<2> &p) {
   Push<2> f(p, kKindOneshotPush);
   const u32 begin = (blockIdx.x + gridDim.x * (threadIdx.x / 32)) * 32 + threadIdx.x % 32, step = gridDim.x * blockDim.x;
   const Op op{p.op};
@@ -157,26 +157,22 @@ template <class T, class Op> SYMMEM_DEVICE void oneshotPushLong(const PushParams
     storeStrong(to + v * 16ull, seal(own));
   }
   f.close(epoch);
-  auto take = [&](u32 v, const Words<4> &own) {
+#pragma unroll 1
+  for (u32 v = begin; v < p.vectors; v += step) {
     const u64 at = mine + v * 16ull;
+    own = loadWeak(p.in + v * 16ull, Words<4>());
     Words<4> x;
     do
       x = loadStrong(at, Words<4>());
     while (!come(x) && f.again(1 - p.rank));
-    if (!f.ok) return;
+    if (!f.ok) break;
     if (v + step >= p.vectors) startNext();
     Accumulator<T, Op, 4> a; // of two, the order changes nothing
     a.first(own);
     a.add(op, unseal(x));
     storeWeak(p.out + v * 16ull, a.template result<2>(op, 2));
     storeWeak(at, Words<4>{});
-  };
-  if (p.vectors <= step) {
-    if (begin < p.vectors) take(begin, own);
-    return;
   }
-#pragma unroll 1
-  for (u32 v = begin; v < p.vectors && f.ok; v += step) take(v, loadWeak(p.in + v * 16ull, Words<4>()));
 }
 
 // manyPushWhole is oneshotPushWhole over a list of tensors that are all whole vectors; of PushParams, in, out and vectors are not used. So many threads as

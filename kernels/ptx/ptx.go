@@ -139,14 +139,22 @@ func PushWhole(form Form, dtype string, op, world int, hopper bool) (Kernel, boo
 	return k, ok
 }
 
-// PushLong finds the kernel that takes the place of PushWhole's for long messages of OneShotPush, and whether there is one: a multiprocessor holds more blocks of it, and the rank's own elements do not
-// go through the workspace. There is one between two ranks.
+// PushLong finds the kernel that takes the place of PushWhole's for long messages of OneShotPush, and whether there is one: a multiprocessor holds more blocks of it. There is one between two ranks.
 func PushLong(form Form, dtype string, op, world int, hopper bool) (Kernel, bool) {
+	return pushLong("_push_long_", form, dtype, op, world, hopper)
+}
+
+// PushLonger finds the kernel that takes the place of PushLong's where each thread has several vectors, and whether there is one: the rank's own elements do not go through the workspace.
+func PushLonger(form Form, dtype string, op, world int, hopper bool) (Kernel, bool) {
+	return pushLong("_push_longer_", form, dtype, op, world, hopper)
+}
+
+func pushLong(name string, form Form, dtype string, op, world int, hopper bool) (Kernel, bool) {
 	if form != OneShotPush || world != 2 {
 		return Kernel{}, false
 	}
 	k, ok := AllReduce(form, dtype, op, world, hopper)
-	k.Name = strings.Replace(k.Name, "_push_", "_push_long_", 1)
+	k.Name = strings.Replace(k.Name, "_push_", name, 1)
 	return k, ok
 }
 

@@ -309,16 +309,21 @@ func TestPushWhole(t *testing.T) {
 	assert.False(t, ok)
 }
 
-// TestPushLong: between two ranks there is a kernel for long messages wherever there is one for whole vectors in one shot.
+// TestPushLong: between two ranks there are kernels for long messages wherever there is one for whole vectors in one shot.
 func TestPushLong(t *testing.T) {
 	k, ok := PushLong(OneShotPush, "f32", Avg, 2, false)
 	assert.True(t, ok)
 	assert.Equal(t, Kernel{File: "push_f32_w2.ptx", Name: "symmem_allreduce_oneshot_push_long_f32_sum_w2"}, k)
+	k, ok = PushLonger(OneShotPush, "f32", Avg, 2, false)
+	assert.True(t, ok)
+	assert.Equal(t, Kernel{File: "push_f32_w2.ptx", Name: "symmem_allreduce_oneshot_push_longer_f32_sum_w2"}, k)
 	for _, world := range []int{1, 2, 3, 8} {
 		for _, form := range Forms() {
 			_, whole := PushWhole(form, "bf16", Sum, world, true)
 			_, long := PushLong(form, "bf16", Sum, world, true)
+			_, longer := PushLonger(form, "bf16", Sum, world, true)
 			assert.Equal(t, whole && form == OneShotPush && world == 2, long, "%s between %d", form, world)
+			assert.Equal(t, long, longer, "%s between %d", form, world)
 		}
 	}
 	_, ok = PushLong(OneShotPush, "i32", Sum, 2, true)

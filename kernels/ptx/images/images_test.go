@@ -61,6 +61,9 @@ func TestKernels(t *testing.T) {
 						if k, ok := ptx.PushLong(form, dtype, op, world, hopper); ok {
 							use(k)
 						}
+						if k, ok := ptx.PushLonger(form, dtype, op, world, hopper); ok {
+							use(k)
+						}
 						if k, ok := ptx.PushWhole(form, dtype, op, world, hopper); ok {
 							use(k)
 						}
@@ -258,9 +261,11 @@ func TestFiveBlocks(t *testing.T) {
 func TestLong(t *testing.T) {
 	for _, dtype := range []string{"f16", "bf16", "f32"} {
 		for _, hopper := range []bool{false, true} {
-			k, ok := ptx.PushLong(ptx.OneShotPush, dtype, ptx.Sum, 2, hopper)
-			require.True(t, ok)
-			assert.Contains(t, directives(t, k), ".maxntid 256, 1, 1\n.minnctapersm 8\n")
+			for _, find := range []func(ptx.Form, string, int, int, bool) (ptx.Kernel, bool){ptx.PushLong, ptx.PushLonger} {
+				k, ok := find(ptx.OneShotPush, dtype, ptx.Sum, 2, hopper)
+				require.True(t, ok)
+				assert.Contains(t, directives(t, k), ".maxntid 256, 1, 1\n.minnctapersm 8\n", k.Name)
+			}
 		}
 	}
 }
