@@ -308,10 +308,8 @@ func (m *maker) choose(f collectiveForm) error {
 	switch {
 	case asked == Auto && (m.far() || !reachable(m.tensors()...)):
 		m.algorithm = farForm(m.in.Memory(), LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
-		if slices.Contains(have, Hierarchical) && m.ordered(Hierarchical) && m.takesIslands() {
-			m.algorithm = Hierarchical
-		}
-		if m.algorithm == NCCL && m.ordered(NCCL) && m.takesRails() {
+		islands := m.ordered(Hierarchical) && !slices.Contains(m.avoided, Hierarchical)
+		if islands && (slices.Contains(have, Hierarchical) && m.takesIslands() || m.algorithm == NCCL && m.takesRails()) {
 			m.algorithm = Hierarchical
 		}
 	case asked == Auto, asked == OneShot && kind == device.CUDA:
