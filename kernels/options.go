@@ -308,8 +308,9 @@ func (m *maker) choose(f collectiveForm) error {
 	switch {
 	case asked == Auto && (m.far() || !reachable(m.tensors()...)):
 		m.algorithm = farForm(m.in.Memory(), LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
-		islands := m.ordered(Hierarchical) && !slices.Contains(m.avoided, Hierarchical)
-		if islands && (slices.Contains(have, Hierarchical) && m.takesIslands() || m.algorithm == NCCL && m.takesRails()) {
+		// Where NCCL has none, there is no other form that could be had in its place.
+		islands := slices.Contains(have, Hierarchical) && !slices.Contains(m.avoided, Hierarchical) && m.takesIslands() || m.algorithm == NCCL && m.takesRails()
+		if islands && m.ordered(Hierarchical) {
 			m.algorithm = Hierarchical
 		}
 	case asked == Auto, asked == OneShot && kind == device.CUDA:

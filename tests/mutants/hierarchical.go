@@ -75,7 +75,7 @@ func init() {
 		mutant{file: "kernels/options.go", why: "auto takes no account of the size of blocks", tests: choice,
 			old: "if m.call == \"NewAllToAll\" {", new: "if m.call == \"\" {"},
 		mutant{file: "kernels/options.go", why: "auto reduces by islands where the order of the ranks is wanted", tests: ranks,
-			old: "islands := m.ordered(Hierarchical) && ", new: "islands := "},
+			old: "if islands && m.ordered(Hierarchical) {", new: "if islands {"},
 		mutant{file: "kernels/options.go", why: "any form may be asked for where the order of the ranks is wanted", tests: ranks,
 			old: "if !m.ordered(m.algorithm) {", new: "if false {"},
 		mutant{file: "kernels/options.go", why: "the ranks need not agree on the order", tests: ranks,
