@@ -145,6 +145,7 @@ func (p *Plan) prepare(ctx context.Context, form form, failure error) error {
 	if err = m.Group().Vote(ctx, "plan"+form.launch(), err); err == nil {
 		return nil
 	}
+	err = &agreedError{err}
 	if p.work != nil {
 		err = errors.Join(err, p.work.close())
 	}
@@ -152,6 +153,15 @@ func (p *Plan) prepare(ctx context.Context, form form, failure error) error {
 	defer cancel()
 	return errors.Join(err, p.held.close(p.device), workspace.Close(ctx), m.TrimWorkspace(ctx))
 }
+
+// agreedError is the failure of a plan that all ranks had come to with the same Spec: no rank had failed before. It says only what it wraps.
+type agreedError struct{ error }
+
+// Agreed says so. Package kernels asks for it: where ranks have come with the same, all of them may try something else.
+func (e *agreedError) Agreed() {}
+
+// Unwrap returns the failure.
+func (e *agreedError) Unwrap() error { return e.error }
 
 // giveBack is how long a rank whose context has ended waits for the others with what has to be given back together.
 const giveBack = 5 * time.Second

@@ -117,26 +117,32 @@ func inTurn(ctx context.Context, m *memory.Memory, call string, prepare func(ctx
 
 // firstAllReduce prepares an all-reduce in the form that was asked for, or the first that can be had.
 func firstAllReduce(ctx context.Context, t, out tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
-	asked := opts.Algorithm
-	switch {
-	case asked != Auto:
-	case t.Bytes() > 0 && !reachable(t, out):
-		asked = farForm(t.Memory(), libraryAllReduces(t.Memory().Backend().Name())...)
-		if !opts.RankOrder && (takesIslands(t.Memory(), t.Bytes(), t, out) || asked == NCCL && railsAreFaster(t, out, op)) {
-			asked = Hierarchical
-		}
-	case t.Bytes() == 0:
-		asked = Transfers // without elements there is no address to ask for, and nothing to reach
-	}
+	far := opts.Algorithm == Auto && t.Bytes() > 0 && !reachable(t, out)
 	whole := wholeVectors(t, out)
 	var avoided []Algorithm
-	return untilHad(t.Memory(), asked, &avoided, func() (*Plan, Algorithm, error) {
+	return untilHad(t.Memory(), opts.Algorithm, &avoided, func() (*Plan, Algorithm, error) {
+		asked := opts.Algorithm
+		switch {
+		case far:
+			asked = farAllReduce(t, out, op, opts, avoided)
+		case asked == Auto && t.Bytes() == 0:
+			asked = Transfers // without elements there is no address to ask for, and nothing to reach
+		}
 		c := chooseAllReduce(t.Memory(), t.Memory().Tuning(), asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize(), whole, func(a Algorithm) bool {
 			return opts.RankOrder && !a.RankOrder() || slices.Contains(avoided, a)
 		})
 		p, err := newAllReduce(ctx, c, t, out, op, opts)
 		return p, c.algorithm, err
 	})
+}
+
+// farAllReduce is the form that Auto takes where a peer's copy of the tensors has no address in this process.
+func farAllReduce(t, out tensor.SymmetricTensor, op Op, opts *AllReduceOptions, avoided []Algorithm) Algorithm {
+	form := farForm(t.Memory(), libraryAllReduces(t.Memory().Backend().Name())...)
+	if !opts.RankOrder && !slices.Contains(avoided, Hierarchical) && (takesIslands(t.Memory(), t.Bytes(), t, out) || form == NCCL && railsAreFaster(t, out, op)) {
+		return Hierarchical
+	}
+	return form
 }
 
 // reachable reports whether every peer's copy of the tensors has an address in this process, as far as it is known.

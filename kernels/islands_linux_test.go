@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -14,7 +15,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
@@ -357,6 +362,63 @@ func TestIslandChoice(t *testing.T) {
 			}
 			return nil
 		})
+	}
+}
+
+// leftBackend has so many bytes that can still be allocated.
+type leftBackend struct {
+	*host.Backend
+	left atomic.Int64
+}
+
+func (b *leftBackend) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
+	if b.left.Add(-bytes) < 0 {
+		b.left.Add(bytes)
+		return nil, fmt.Errorf("%d bytes are too many: %w", bytes, errs.ErrNoMemory)
+	}
+	return b.Backend.Allocate(ctx, bytes)
+}
+
+// TestTransfersWhereIslandsHaveNoRoom: over several islands, where one rank has no memory for the workspace of the form that auto takes, all take the one that comes behind it.
+func TestTransfersWhereIslandsHaveNoRoom(t *testing.T) {
+	const bytes, islands = 16 << 20, 3 // the first workspace is 8 MiB
+	for _, c := range []struct {
+		left int64 // of rank 1's memory, behind the tensors
+		want Algorithm
+	}{{64 << 20, Hierarchical}, {10 << 20, Transfers}} {
+		backendtest.RequireAll(t, backendtest.OnRanks(t, islands, nil, func(ctx context.Context, g *group.Group) error {
+			near, err := host.New(g, nil)
+			if err != nil {
+				return err
+			}
+			b := &leftBackend{Backend: near}
+			b.left.Store(math.MaxInt64)
+			m := memory.New(backendtest.Far(b, g, &backendtest.FarOptions{Islands: []int{0, 0, 1}}), g, nil)
+			in, inErr := mapped(ctx, m, bytes/4)
+			out, outErr := mapped(ctx, m, (bytes/4+islands-1)/islands)
+			if err := errors.Join(inErr, outErr); err != nil {
+				return err
+			}
+			if g.Rank() == 1 {
+				b.left.Store(c.left)
+			}
+			for _, prepare := range []func() (*Plan, error){
+				func() (*Plan, error) { return NewAllReduce(ctx, in, Sum, nil) },
+				func() (*Plan, error) { return NewReduceScatter(ctx, in, out, Sum, nil) },
+			} {
+				p, err := prepare()
+				if err != nil {
+					return err
+				}
+				if p.Algorithm() != c.want {
+					err = fmt.Errorf("%s was taken in place of %s", p, c.want)
+				}
+				if err := errors.Join(err, p.Close(ctx)); err != nil {
+					return err
+				}
+			}
+			return errors.Join(in.Close(ctx), out.Close(ctx), m.Close(ctx))
+		}))
 	}
 }
 

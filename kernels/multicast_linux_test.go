@@ -19,6 +19,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/tuning"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
@@ -117,6 +118,46 @@ func TestPlanWithoutMulticast(t *testing.T) {
 			return err
 		}
 		return p.Close(ctx)
+	})
+}
+
+// TestAutoEndsWithARankThatFails: where one rank asks for a form that there is not, the other one, whose Auto has taken a form with multicast addresses, does not go on without it: both get the error of the
+// one that failed, and are in step.
+func TestAutoEndsWithARankThatFails(t *testing.T) {
+	var rules []tuning.Rule
+	for _, collective := range []string{tuning.AllReduce, tuning.Broadcast} {
+		rules = append(rules, tuning.Rule{Collective: collective, Ranks: 2, Steps: []tuning.Step{{Form: OneShotMultimem.String()}}})
+	}
+	tables := tuning.Default(false)
+	tables.Tables = append([]*tuning.Table{{Rules: rules}}, tables.Tables...)
+	onCastRanks(t, "", func(ctx context.Context, _ *castBackend, m *memory.Memory, in, out *tensor.Tensor) error {
+		m.SetTuning(tables)
+		for _, c := range []struct {
+			name string
+			plan func(a Algorithm) (*Plan, error)
+		}{
+			{"an all-reduce", func(a Algorithm) (*Plan, error) {
+				return NewAllReduce(ctx, in, Sum, &AllReduceOptions{Algorithm: a, Out: out})
+			}},
+			{"a broadcast", func(a Algorithm) (*Plan, error) { return NewBroadcast(ctx, in, 1, &Options{Algorithm: a}) }},
+		} {
+			name, plan := c.name, c.plan
+			_, err := plan([]Algorithm{Auto, NVSHMEM}[m.Group().Rank()])
+			if vote, ok := errors.AsType[*group.VoteError](err); !ok || !errors.Is(err, errs.ErrUnsupported) || len(vote.Failures) != 1 || vote.Failures[0].Rank != 1 {
+				return fmt.Errorf("%s that rank 1 cannot have: %w", name, err)
+			}
+			p, err := plan(Auto)
+			if err != nil {
+				return fmt.Errorf("%s behind it: %w", name, err)
+			}
+			if p.Algorithm() != OneShotMultimem {
+				err = fmt.Errorf("%s: %s was taken", name, p.Algorithm())
+			}
+			if err := errors.Join(err, p.Close(ctx)); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

@@ -308,10 +308,9 @@ func (m *maker) choose(f collectiveForm) error {
 	switch {
 	case asked == Auto && (m.far() || !reachable(m.tensors()...)):
 		m.algorithm = farForm(m.in.Memory(), LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
-		if slices.Contains(have, Hierarchical) && m.ordered(Hierarchical) && m.takesIslands() {
-			m.algorithm = Hierarchical
-		}
-		if m.algorithm == NCCL && m.ordered(NCCL) && m.takesRails() {
+		// Where NCCL has none, there is no other form that could be had in its place.
+		islands := slices.Contains(have, Hierarchical) && !slices.Contains(m.avoided, Hierarchical) && m.takesIslands() || m.algorithm == NCCL && m.takesRails()
+		if islands && m.ordered(Hierarchical) {
 			m.algorithm = Hierarchical
 		}
 	case asked == Auto, asked == OneShot && kind == device.CUDA:

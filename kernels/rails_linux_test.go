@@ -731,6 +731,37 @@ func TestLargeAllReducesByRails(t *testing.T) {
 	}
 }
 
+// TestUnevenWithoutRoom: where one rank has no memory for the workspace of an all-gather that is not even, which NCCL has not, every rank is told what there is no room for, and not that NCCL has none.
+func TestUnevenWithoutRoom(t *testing.T) {
+	backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0, 1}, {2}}, 1, time.Minute, nil, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+		const n = 8<<20 - 1
+		in, inErr := mapped(ctx, m, shareElements(n, g.Size()))
+		out, outErr := mapped(ctx, m, n)
+		first, firstErr := NewBarrier(ctx, m, nil) // which makes the first workspace
+		if err := errors.Join(inErr, outErr, firstErr); err != nil {
+			return err
+		}
+		var taken []device.Ptr
+		for bytes := int64(1 << 30); g.Rank() == 1 && bytes >= 2<<20; bytes /= 2 {
+			if p, err := m.Device().Alloc(bytes); err == nil {
+				taken = append(taken, p)
+			}
+		}
+		if err := g.Barrier(ctx, "taken"); err != nil {
+			return err
+		}
+		_, err := NewAllGather(ctx, in, out, nil)
+		if _, ok := errors.AsType[*memory.WorkspaceError](err); !ok {
+			return fmt.Errorf("without memory: %w", err)
+		}
+		err = nil
+		for _, p := range taken {
+			err = errors.Join(err, m.Device().Free(p))
+		}
+		return errors.Join(err, first.Close(ctx), in.Close(ctx), out.Close(ctx))
+	}))
+}
+
 // TestRailThatGaveUpIsNamed: a run that was cut off names the ranks of its rail on other islands, if the rank has a rail.
 func TestRailThatGaveUpIsNamed(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {

@@ -40,18 +40,19 @@ type speedRecord struct {
 //
 // ErrUnsupported on devices other than CUDA ones, where peers have no pointers, and for a rank alone. Its other errors are those of a rendezvous and of plans.
 func MeasureSpeed(ctx context.Context, m *memory.Memory) (tuning.Speed, error) {
-	if err := errors.Join(errs.Given("MeasureSpeed", "ctx", ctx, "a context"), errs.Given("MeasureSpeed", "m", m, "a memory")); err != nil {
-		return tuning.Speed{}, err
+	ctx, missing := errs.WithContext("MeasureSpeed", ctx, nil)
+	if err := errs.Given("MeasureSpeed", "m", m, "a memory"); err != nil {
+		return tuning.Speed{}, errors.Join(missing, err)
 	}
 	if m.Group() == nil {
-		return tuning.Speed{}, errs.Invalid("MeasureSpeed", "m", "the zero Memory", "one that New of package memory gave")
+		return tuning.Speed{}, errors.Join(missing, errs.Invalid("MeasureSpeed", "m", "the zero Memory", "one that New of package memory gave"))
 	}
 	if m.Device().Kind() != device.CUDA || !m.Backend().Capabilities().PeerPointers || m.Group().Size() < 2 {
-		return tuning.Speed{}, fmt.Errorf("measuring the links of a %s device between %d ranks: %w", m.Device().Kind(), m.Group().Size(), errs.ErrUnsupported)
+		return tuning.Speed{}, errors.Join(missing, fmt.Errorf("measuring the links of a %s device between %d ranks: %w", m.Device().Kind(), m.Group().Size(), errs.ErrUnsupported))
 	}
 	var speed tuning.Speed
 	err := m.InTurn(ctx, "measuring the links", func(ctx context.Context, gaveUp error) error {
-		measured, err := measureSpeed(ctx, m, gaveUp)
+		measured, err := measureSpeed(ctx, m, cmp.Or(gaveUp, missing))
 		if gaveUp == nil { // else who called has gone
 			speed = measured
 		}

@@ -106,8 +106,10 @@ func chooseAllReduce(m *memory.Memory, tables *tuning.Set, asked Algorithm, kind
 	return c
 }
 
-// castable reports whether memory can have multicast addresses, as far as it is known. What takes that away takes it away on every rank.
-func castable(m *memory.Memory) bool { return m != nil && m.Backend().Capabilities().Multicast }
+// castable reports whether memory can have multicast addresses, as far as it is known, and its GPUs kernels for them. What takes that away takes it away on every rank.
+func castable(m *memory.Memory) bool {
+	return m != nil && m.Backend().Capabilities().Multicast && hopper(m)
+}
 
 // untilHad makes a plan by once, which says what form that takes: where the form is left to Auto and cannot be had, it goes to avoided, and the next is tried.
 func untilHad(m *memory.Memory, asked Algorithm, avoided *[]Algorithm, once func() (*Plan, Algorithm, error)) (*Plan, error) {
@@ -121,12 +123,17 @@ func untilHad(m *memory.Memory, asked Algorithm, avoided *[]Algorithm, once func
 	}
 }
 
-// avoidable reports whether a form that Auto has taken failed for what another one may do without, on every rank: multicast addresses, or workspace.
+// avoidable reports whether a form that Auto has taken failed for what another one may do without, on every rank: multicast addresses, or workspace. Both are asked for when
+// the ranks have compared what they make: one that fails before, with another form that it asks for by name say, tries no other, and nobody may then.
 func avoidable(a Algorithm, err error) bool {
 	if _, large := errors.AsType[*memory.WorkspaceError](err); large {
 		return true
 	}
-	return err != nil && a.NeedsMulticast() && a.form() == nil && (errors.Is(err, errs.ErrUnsupported) || errors.Is(err, errs.ErrNoMemory)) && !errors.Is(err, errs.ErrMismatch)
+	_, agreed := errors.AsType[interface {
+		error
+		Agreed()
+	}](err)
+	return agreed && a.NeedsMulticast() && a.form() == nil && (errors.Is(err, errs.ErrUnsupported) || errors.Is(err, errs.ErrNoMemory)) && !errors.Is(err, errs.ErrMismatch)
 }
 
 // atMostBlocks is the bound of the blocks of a plan: what was asked for, or fewer if a table says so; 0 is none.

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -176,4 +177,46 @@ func TestMerge(t *testing.T) {
 	}
 	assert.Equal(t, "one_shot_ll", merged.Find(tuning.AllReduce, 4, "bf16", false).Steps[0].Form)
 	assert.Len(t, old.Rules[0].DTypes, 3, "the old table is as it was")
+}
+
+// TestForIsTheSet: the rules of a set as one table answer as the set does, whichever of its tables has rules for what: where one comes first, what the next has for a dtype by its name, or for memory with
+// multicast addresses, does not count.
+func TestForIsTheSet(t *testing.T) {
+	rule := func(ranks int, multicast bool, form string, dtypes ...string) tuning.Rule {
+		return tuning.Rule{Collective: tuning.AllReduce, Ranks: ranks, DTypes: dtypes, Multicast: multicast, Source: tuning.Measured, Steps: []tuning.Step{{Form: form}}}
+	}
+	shipped := &tuning.Table{Rules: []tuning.Rule{
+		rule(2, false, "a", "f16", "f32"), rule(2, false, "b", "i32", "u32"), rule(2, false, "c"), rule(2, true, "d", "f32", "bf16"), rule(2, true, "e"),
+	}}
+	for i, file := range []*tuning.Table{
+		{},
+		{Rules: []tuning.Rule{rule(2, false, "x")}},
+		{Rules: []tuning.Rule{rule(2, false, "x", "f32")}},
+		{Rules: []tuning.Rule{rule(2, false, "x", "i32"), rule(2, true, "y")}},
+		{Rules: []tuning.Rule{rule(2, true, "y", "f32", "i8"), rule(2, false, "x", "f16")}},
+		{Rules: []tuning.Rule{rule(2, true, "y")}},
+		{Rules: []tuning.Rule{rule(3, false, "x")}},
+	} {
+		for _, multicast := range []bool{false, true} {
+			set := &tuning.Set{Tables: []*tuning.Table{file, shipped}, Multicast: multicast}
+			one := set.For(2)
+			for _, dtype := range tuning.DTypes() {
+				form := func(s *tuning.Set) string {
+					step, _ := s.Choose(tuning.AllReduce, 2, dtype, 1<<20, true, func(*tuning.Step) bool { return true })
+					return step.Form
+				}
+				assert.Equal(t, form(set), form(&tuning.Set{Tables: []*tuning.Table{one}, Multicast: multicast}), "file %d, multicast %t, %s", i, multicast, dtype)
+				for _, cast := range []bool{false, true} {
+					named := 0
+					for _, r := range one.Rules {
+						if r.Multicast == cast && slices.Contains(r.DTypes, dtype) {
+							named++
+						}
+					}
+					assert.LessOrEqual(t, named, 1, "file %d has several rules for %s", i, dtype)
+				}
+			}
+		}
+	}
+	assert.Len(t, shipped.Rules[0].DTypes, 2, "the shipped table is as it was")
 }

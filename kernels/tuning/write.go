@@ -93,29 +93,44 @@ func (t *Table) Merge(newer *Table) *Table {
 	return &merged
 }
 
-// For returns the rules of the set as a table for just so many ranks.
+// For returns the rules of the set as a table for just so many ranks, which answers as the set does where all forms can be had: what a table has behind another one that has a rule for it is left out.
 func (s *Set) For(ranks int) *Table {
 	all := &Table{Version: Version}
-	for _, t := range s.Tables {
-		var own Table
-		for _, collective := range Collectives() {
-			for _, multicast := range []bool{true, false} {
-				if multicast && !s.Multicast {
-					continue
+	for _, collective := range Collectives() {
+		// The rules that count, and for which dtypes.
+		var casts, plain []*Rule
+		serves := map[*Rule][]string{}
+		add := func(list *[]*Rule, r *Rule, dtype string) {
+			if serves[r] == nil {
+				*list = append(*list, r)
+			}
+			serves[r] = append(serves[r], dtype)
+		}
+		cast := 0 // dtypes that have a rule for memory with multicast addresses
+		for _, dtype := range DTypes() {
+			first := true
+			for r := range s.Rules(collective, ranks, dtype) {
+				if !r.Multicast {
+					add(&plain, r, dtype)
+					break // what is behind it is never asked
 				}
-				var seen []*Rule
-				for _, dtype := range DTypes() {
-					if r := t.Find(collective, ranks, dtype, multicast); r != nil && !slices.Contains(seen, r) {
-						seen = append(seen, r)
-						rule := *r
-						rule.Ranks, rule.AndMore = ranks, false
-						own.Rules = append(own.Rules, rule)
-					}
+				if first {
+					add(&casts, r, dtype)
+					first = false
+					cast++
 				}
 			}
 		}
-		all = own.Merge(all)
+		for _, r := range slices.Concat(casts, plain) {
+			rule := *r
+			rule.Ranks, rule.AndMore = ranks, false
+			if len(r.DTypes) > 0 {
+				rule.DTypes = slices.DeleteFunc(slices.Clone(r.DTypes), func(d string) bool { return !slices.Contains(serves[r], d) })
+			} else if r.Multicast && cast < len(DTypes()) {
+				rule.DTypes = serves[r] // for others a rule without multicast comes before
+			}
+			all.Rules = append(all.Rules, rule)
+		}
 	}
-	all.Version = Version
 	return all
 }

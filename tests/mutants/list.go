@@ -2459,8 +2459,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/table.go", why: "tables: auto does not go on without multicast objects", tests: []stage{openTests},
-		old: "\treturn err != nil && a.NeedsMulticast()",
+		old: "\treturn agreed && a.NeedsMulticast()",
 		new: "\treturn false && a.NeedsMulticast()",
+	},
+	{
+		file: "kernels/table.go", why: "tables: auto goes on without multicast addresses where another rank had failed before", tests: kernelTests,
+		old: "\treturn agreed && a.NeedsMulticast()",
+		new: "\treturn err != nil && (agreed || true) && a.NeedsMulticast()",
 	},
 	{
 		file: "kernels/table.go", why: "tables: operations without push forms go by the rules for sums", tests: kernelTests,
