@@ -178,18 +178,18 @@ const (
 	stepJoin                         // the plan's stream goes on only when the lane has come here
 )
 
-func (f *programForm) prepare(ctx context.Context, a *Addresses) (_ work, err error) {
+func (f *programForm) prepare(ctx context.Context, a *Addresses) (work, error) {
+	w := &programWork{plan: f.plan, most: f.most}
+	return w, w.make(ctx, f, a)
+}
+
+// make makes the work. What there is of it after an error is closed as the whole is.
+func (w *programWork) make(ctx context.Context, f *programForm, a *Addresses) (err error) {
 	p, g := f.plan, f.plan.spec.Program
-	w := &programWork{plan: p, most: f.most}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, w.close())
-		}
-	}()
 	if g.Signals > 0 {
 		o := memory.SignalsOptions{Channels: g.Signals, Granted: g.Granted, First: p.spec.FirstEpoch, Op: p.name, Failed: w.fail, GaveUp: w.gaveUp, Peers: g.Peers}
 		if w.signals, err = p.workspace.Signals(ctx, 0, &o); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if w.ended, err = p.device.NewEvent(); err == nil {
@@ -200,18 +200,18 @@ func (f *programForm) prepare(ctx context.Context, a *Addresses) (_ work, err er
 	}
 	// Build may be collective: a rank that does not come to it takes the others with it.
 	if err = p.memory.Group().Vote(ctx, "beginning a program", err); err != nil {
-		return nil, err
+		return err
 	}
 	if err = g.Build(ctx, &Builder{Addresses: a, work: w}); err == nil {
 		err = a.err
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	w.guard()
 	w.enclose()
 	w.askers()
-	return w, nil
+	return nil
 }
 
 // guard makes a run look first whether the plan, a tensor of it or its group was closed, where ranks take different steps: a graph has kept the run. Then no

@@ -72,7 +72,7 @@ type form interface {
 	launch() string
 	// dataAt is where in the workspace the Spec's begins, once it is settled.
 	dataAt() int64
-	// prepare makes the plan's work. Every rank is in it at the same time.
+	// prepare makes the plan's work. Every rank is in it at the same time. With an error it gives what there is of the work, if anything has to be closed behind the workspace.
 	prepare(ctx context.Context, a *Addresses) (work, error)
 }
 
@@ -145,12 +145,14 @@ func (p *Plan) prepare(ctx context.Context, form form, failure error) error {
 	if err = m.Group().Vote(ctx, "plan"+form.launch(), err); err == nil {
 		return nil
 	}
+	ctx, cancel := toGiveBack(ctx)
+	defer cancel()
+	// The workspace first: others may have been told that all have the plan, and signal here. Where that is so, it stays, and so do the signals on it.
+	err = errors.Join(err, workspace.Close(ctx))
 	if p.work != nil {
 		err = errors.Join(err, p.work.close())
 	}
-	ctx, cancel := toGiveBack(ctx)
-	defer cancel()
-	return errors.Join(err, p.held.close(p.device), workspace.Close(ctx), m.TrimWorkspace(ctx))
+	return errors.Join(err, p.held.close(p.device), m.TrimWorkspace(ctx))
 }
 
 // giveBack is how long a rank whose context has ended waits for the others with what has to be given back together.

@@ -476,8 +476,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_plan.go", why: "graphs of a closed plan signal", tests: inSends,
-		old: "\tp.user.dead.Store(true)\n\treturn p.signals.close()",
-		new: "\treturn p.signals.close()",
+		old: "\tp.user.dead.Store(true)\n\tif p.workspace.Err() == nil {",
+		new: "\tif p.workspace.Err() == nil {",
+	},
+	{
+		file: "memory/signal_plan.go", why: "signals are given back that peers may still write", tests: inCollective,
+		old: "\tif p.workspace.Err() == nil {",
+		new: "\tif p.workspace == nil {",
 	},
 	{
 		file: "memory/signal.go", why: "ranks do not vote whether all have signal pads", tests: inSuite,
@@ -2639,13 +2644,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/spec.go", why: "a plan that was not made keeps its memory", tests: inCollective,
-		old: "p.held.close(p.device), workspace.Close(ctx)",
-		new: "workspace.Close(ctx)",
+		old: "\treturn errors.Join(err, p.held.close(p.device), m.TrimWorkspace(ctx))",
+		new: "\treturn errors.Join(err, m.TrimWorkspace(ctx))",
 	},
 	{
 		file: "collective/spec.go", why: "a plan that was not made keeps its workspace", tests: inCollective,
-		old: "p.held.close(p.device), workspace.Close(ctx)",
-		new: "p.held.close(p.device)",
+		old: "\terr = errors.Join(err, workspace.Close(ctx))\n\tif p.work",
+		new: "\tif p.work",
 	},
 	{
 		file: "collective/plan.go", why: "graphs run on memory that was closed", tests: inCollective,
