@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/symmem/symmem/device"
@@ -152,7 +153,9 @@ type programWork struct {
 
 	asks   bool               // launches ask whether a kernel has given up
 	copies *memory.WorkCopies // nil if no step needs them
-	failed *uint32            // in memory that kernels read: not 0 once the plan has failed where the CPU sends and waits; nil if no step looks at it
+
+	failing sync.Mutex // guards failed
+	failed  *uint32    // in memory that kernels read: not 0 once the plan has failed where the CPU sends and waits; nil if no step looks at it, and when that memory is given back
 }
 
 // step is one call of a run.
@@ -667,5 +670,8 @@ func (w *programWork) close() error {
 	if w.signals != nil {
 		err = errors.Join(err, w.signals.Close())
 	}
+	w.failing.Lock()
+	w.failed = nil // runs that their streams have cut off are polled to their end, and may fail then
+	w.failing.Unlock()
 	return notClosed(err)
 }
