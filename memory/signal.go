@@ -32,6 +32,7 @@ func (m *Memory) makeSignals(ctx context.Context) error {
 	if m.signals.Load() != nil {
 		return nil
 	}
+	ctx = group.Heard(ctx) // a rank that has none where others have would make them in its next rendezvous, to which those come in another step
 	var pad *Workspace
 	var err error
 	bytes := m.padBytes(m.opts.Channels)
