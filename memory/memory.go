@@ -673,9 +673,12 @@ func onlyBroken(err error) bool {
 	return ok && !slices.ContainsFunc(vote.Failures, func(f group.RankFailure) bool { return !slices.Contains(f.Conditions, errs.ErrContextLost) })
 }
 
-// inUse says what keeps memory, for the error that quiesce has found: with ranks that make another call, whose libraries may still write it, nothing is known of their devices.
+// inUse says what keeps memory, for the error that quiesce has found. One of the vote is about the others, whose libraries may still write it: they are at work, have not come or make another call.
 func inUse(busy error) string {
-	if errors.Is(busy, errs.ErrMismatch) {
+	_, failed := errors.AsType[*group.VoteError](busy)
+	_, abandoned := errors.AsType[*group.AbandonedError](busy)
+	_, missing := errors.AsType[*group.MissingRanksError](busy)
+	if failed || abandoned || missing || errors.Is(busy, errs.ErrMismatch) {
 		return "other ranks may still write it"
 	}
 	return "the device still works on it"
