@@ -479,7 +479,7 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 	if a.Bytes() > 0 {
 		mapping, mapErr := m.backend.Rendezvous(group.Heard(ctx), a)
 		mapErr = gave(m.backend.Name(), "Rendezvous", "mapping", mapping, mapErr)
-		if err := m.group.Vote(ctx, "mapping", mapErr); err != nil {
+		if err := m.group.Vote(group.Heard(ctx), "mapping", mapErr); err != nil { // a rank without the window that the others have could not free it with them
 			known := m.leaveMapping(ctx, err)
 			if mapErr == nil {
 				err = errors.Join(err, mapping.Unmap(context.WithoutCancel(ctx)))
@@ -656,7 +656,8 @@ func (m *Memory) quiesce(ctx context.Context, op string, left bool, gaveUp error
 		defer cancel()
 		ctx, failure = within, busy
 	}
-	err := m.group.Vote(ctx, op, failure)
+	// A rank that has not heard that all are idle would keep what the others give back.
+	err := m.group.Vote(group.Heard(ctx), op, failure)
 	_, alone := errors.AsType[*group.PeerLostError](err) // in this group: a peer that is busy may tell of a loss elsewhere
 	if broken != nil && !errors.Is(err, errs.ErrContextLost) {
 		err = errors.Join(broken, err)

@@ -541,7 +541,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "ranks do not vote whether all have mapped", tests: inSuite,
-		old: "\t\tif err := m.group.Vote(ctx, \"mapping\", mapErr); err != nil {",
+		old: "\t\tif err := m.group.Vote(group.Heard(ctx), \"mapping\", mapErr); err != nil {",
 		new: "\t\tif err := mapErr; err != nil {",
 	},
 	{
@@ -571,7 +571,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "freeing does not wait for the other ranks", tests: inSuite,
-		old: "\terr := m.group.Vote(ctx, op, failure)\n",
+		old: "\terr := m.group.Vote(group.Heard(ctx), op, failure)\n",
 		new: "\terr := failure\n",
 	},
 	{
@@ -1465,7 +1465,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/workspace.go", why: "ranks do not vote whether a workspace is clear", tests: inSends,
-		old: "\tif err := m.group.Vote(ctx, \"clearing a workspace\", err); err != nil {",
+		old: "\tif err := m.group.Vote(group.Heard(ctx), \"clearing a workspace\", err); err != nil {",
 		new: "\tif err != nil {",
 	},
 	{
