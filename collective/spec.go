@@ -87,7 +87,8 @@ type form interface {
 // process and there is no Program; ErrUnsupported where there is no form for the kind of device, or an image is not for this device; ErrClosed
 // for a tensor or memory that was closed. A rank's failure is every rank's error, which names the rank. Where the memory has not enough
 // workspace and cannot get more, every rank gets a [*memory.WorkspaceError]. If ctx ends while an earlier collective call of the memory is under way, a
-// [*memory.TurnError]; if it ends half way, New gives back what it has taken, for which it waits up to 5 seconds for the others.
+// [*memory.TurnError]; if it ends half way, New gives back what it has taken, for which it waits up to 5 seconds for the others, unless
+// all ranks have made the plan by then: so all have it, or none has.
 func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 	const call = "New"
 	err := errs.Given(call, "m", m, "a memory")
