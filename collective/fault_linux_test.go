@@ -59,3 +59,13 @@ func TestNothingIsRecordedAfterFault(t *testing.T) {
 	require.NoError(t, p.memory.Close(t.Context()))
 	require.NoError(t, groups[0].Close(t.Context()))
 }
+
+// TestClosedWorkFailsWithoutItsWord: what a stream has cut off is polled to its end, and may fail when the plan has been closed. The word that kernels looked at is memory of somebody
+// else's then.
+func TestClosedWorkFailsWithoutItsWord(t *testing.T) {
+	var word uint32
+	w := &programWork{plan: &Plan{name: "cut off"}, failed: &word}
+	require.NoError(t, w.close())
+	require.ErrorIs(t, w.fail(os.ErrDeadlineExceeded), os.ErrDeadlineExceeded)
+	require.Zero(t, word)
+}

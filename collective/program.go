@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/symmem/symmem/device"
@@ -152,7 +153,9 @@ type programWork struct {
 
 	asks   bool               // launches ask whether a kernel has given up
 	copies *memory.WorkCopies // nil if no step needs them
-	failed *uint32            // in memory that kernels read: not 0 once the plan has failed where the CPU sends and waits; nil if no step looks at it
+
+	failing sync.Mutex // guards failed
+	failed  *uint32    // in memory that kernels read: not 0 once the plan has failed where the CPU sends and waits; nil if no step looks at it, and when that memory is given back
 }
 
 // step is one call of a run.
@@ -178,18 +181,18 @@ const (
 	stepJoin                         // the plan's stream goes on only when the lane has come here
 )
 
-func (f *programForm) prepare(ctx context.Context, a *Addresses) (_ work, err error) {
+func (f *programForm) prepare(ctx context.Context, a *Addresses) (work, error) {
+	w := &programWork{plan: f.plan, most: f.most}
+	return w, w.make(ctx, f, a)
+}
+
+// make makes the work. What there is of it after an error is closed as the whole is.
+func (w *programWork) make(ctx context.Context, f *programForm, a *Addresses) (err error) {
 	p, g := f.plan, f.plan.spec.Program
-	w := &programWork{plan: p, most: f.most}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, w.close())
-		}
-	}()
 	if g.Signals > 0 {
 		o := memory.SignalsOptions{Channels: g.Signals, Granted: g.Granted, First: p.spec.FirstEpoch, Op: p.name, Failed: w.fail, GaveUp: w.gaveUp, Peers: g.Peers}
 		if w.signals, err = p.workspace.Signals(ctx, 0, &o); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if w.ended, err = p.device.NewEvent(); err == nil {
@@ -200,18 +203,18 @@ func (f *programForm) prepare(ctx context.Context, a *Addresses) (_ work, err er
 	}
 	// Build may be collective: a rank that does not come to it takes the others with it.
 	if err = p.memory.Group().Vote(ctx, "beginning a program", err); err != nil {
-		return nil, err
+		return err
 	}
 	if err = g.Build(ctx, &Builder{Addresses: a, work: w}); err == nil {
 		err = a.err
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	w.guard()
 	w.enclose()
 	w.askers()
-	return w, nil
+	return nil
 }
 
 // guard makes a run look first whether the plan, a tensor of it or its group was closed, where ranks take different steps: a graph has kept the run. Then no
@@ -667,5 +670,8 @@ func (w *programWork) close() error {
 	if w.signals != nil {
 		err = errors.Join(err, w.signals.Close())
 	}
+	w.failing.Lock()
+	w.failed = nil // runs that their streams have cut off are polled to their end, and may fail then
+	w.failing.Unlock()
 	return notClosed(err)
 }

@@ -72,7 +72,7 @@ type form interface {
 	launch() string
 	// dataAt is where in the workspace the Spec's begins, once it is settled.
 	dataAt() int64
-	// prepare makes the plan's work. Every rank is in it at the same time.
+	// prepare makes the plan's work. Every rank is in it at the same time. With an error it gives what there is of the work, if anything has to be closed behind the workspace.
 	prepare(ctx context.Context, a *Addresses) (work, error)
 }
 
@@ -87,7 +87,8 @@ type form interface {
 // process and there is no Program; ErrUnsupported where there is no form for the kind of device, or an image is not for this device; ErrClosed
 // for a tensor or memory that was closed. A rank's failure is every rank's error, which names the rank. Where the memory has not enough
 // workspace and cannot get more, every rank gets a [*memory.WorkspaceError]. If ctx ends while an earlier collective call of the memory is under way, a
-// [*memory.TurnError]; if it ends half way, New gives back what it has taken, for which it waits up to 5 seconds for the others.
+// [*memory.TurnError]; if it ends half way, New gives back what it has taken, for which it waits up to 5 seconds for the others, unless
+// all ranks have made the plan by then: so all have it, or none has.
 func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 	const call = "New"
 	err := errs.Given(call, "m", m, "a memory")
@@ -145,13 +146,14 @@ func (p *Plan) prepare(ctx context.Context, form form, failure error) error {
 	if err = m.Group().Vote(ctx, "plan"+form.launch(), err); err == nil {
 		return nil
 	}
-	err = &agreedError{err}
+	ctx, cancel := toGiveBack(ctx)
+	defer cancel()
+	// The workspace first: others may have been told that all have the plan, and signal here. Where that is so, it stays, and so do the signals on it.
+	err = errors.Join(&agreedError{err}, workspace.Close(ctx))
 	if p.work != nil {
 		err = errors.Join(err, p.work.close())
 	}
-	ctx, cancel := toGiveBack(ctx)
-	defer cancel()
-	return errors.Join(err, p.held.close(p.device), workspace.Close(ctx), m.TrimWorkspace(ctx))
+	return errors.Join(err, p.held.close(p.device), m.TrimWorkspace(ctx))
 }
 
 // agreedError is the failure of a plan that all ranks had come to with the same Spec: no rank had failed before. It says only what it wraps.

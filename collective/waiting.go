@@ -340,6 +340,8 @@ const stopBytes = 8
 // fail makes the plan fail, and kernels behind the next StopIfFailed give up.
 func (w *programWork) fail(err error) error {
 	err = w.plan.fail(err)
+	w.failing.Lock()
+	defer w.failing.Unlock()
 	if w.failed != nil {
 		atomic.StoreUint32(w.failed, 1)
 	}

@@ -17,8 +17,8 @@
 //
 // Calls that are collective block until every rank has come, or the context ends; ranks make them in the same order. Those of one rank come one after
 // the other, in the order in which they begin. One whose context ends before its turn has come returns a [TurnError] at once, and keeps its place: the
-// others get a [group.VoteError] there, which names this rank, and all stay in step. One whose context ends in the middle of the backend's steps waits until it has
-// heard how the step ended ([group.Heard]), as the others may go on. What runs on a device is enqueued on a stream and returns at once.
+// others get a [group.VoteError] there, which names this rank, and all stay in step. One whose context ends in the middle of the backend's steps, or when all give memory
+// back, waits until it has heard how the step ended ([group.Heard]), as the others may go on. What runs on a device is enqueued on a stream and returns at once.
 //
 // # Errors
 //

@@ -510,6 +510,7 @@ func (h *Heap) reclaimNow(ctx context.Context, gaveUp error) error {
 		return fmt.Errorf("reclaiming: %w", err)
 	}
 	m, began := h.memory, time.Now()
+	ctx = group.Heard(ctx) // what the others have again, a rank that has not heard so would not
 	// What is reclaimed is what the compared requests have freed, and no more.
 	h.mu.Lock()
 	going, state := slices.Clone(h.freed), h.state()

@@ -479,7 +479,7 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 	if a.Bytes() > 0 {
 		mapping, mapErr := m.backend.Rendezvous(group.Heard(ctx), a)
 		mapErr = gave(m.backend.Name(), "Rendezvous", "mapping", mapping, mapErr)
-		if err := m.group.Vote(ctx, "mapping", mapErr); err != nil {
+		if err := m.group.Vote(group.Heard(ctx), "mapping", mapErr); err != nil { // a rank without the window that the others have could not free it with them
 			known := m.leaveMapping(ctx, err)
 			if mapErr == nil {
 				err = errors.Join(err, mapping.Unmap(context.WithoutCancel(ctx)))
@@ -656,7 +656,8 @@ func (m *Memory) quiesce(ctx context.Context, op string, left bool, gaveUp error
 		defer cancel()
 		ctx, failure = within, busy
 	}
-	err := m.group.Vote(ctx, op, failure)
+	// A rank that has not heard that all are idle would keep what the others give back.
+	err := m.group.Vote(group.Heard(ctx), op, failure)
 	_, alone := errors.AsType[*group.PeerLostError](err) // in this group: a peer that is busy may tell of a loss elsewhere
 	if broken != nil && !errors.Is(err, errs.ErrContextLost) {
 		err = errors.Join(broken, err)
@@ -673,9 +674,12 @@ func onlyBroken(err error) bool {
 	return ok && !slices.ContainsFunc(vote.Failures, func(f group.RankFailure) bool { return !slices.Contains(f.Conditions, errs.ErrContextLost) })
 }
 
-// inUse says what keeps memory, for the error that quiesce has found: with ranks that make another call, whose libraries may still write it, nothing is known of their devices.
+// inUse says what keeps memory, for the error that quiesce has found. One of the vote is about the others, whose libraries may still write it: they are at work, have not come or make another call.
 func inUse(busy error) string {
-	if errors.Is(busy, errs.ErrMismatch) {
+	_, failed := errors.AsType[*group.VoteError](busy)
+	_, abandoned := errors.AsType[*group.AbandonedError](busy)
+	_, missing := errors.AsType[*group.MissingRanksError](busy)
+	if failed || abandoned || missing || errors.Is(busy, errs.ErrMismatch) {
 		return "other ranks may still write it"
 	}
 	return "the device still works on it"

@@ -32,6 +32,7 @@ func (m *Memory) makeSignals(ctx context.Context) error {
 	if m.signals.Load() != nil {
 		return nil
 	}
+	ctx = group.Heard(ctx) // a rank that has none where others have would make them in its next rendezvous, to which those come in another step
 	var pad *Workspace
 	var err error
 	bytes := m.padBytes(m.opts.Channels)
@@ -156,7 +157,8 @@ func (m *Memory) Wait(s device.Stream, peer, channel int) error {
 
 // Barrier enqueues a barrier of all ranks on channel: it holds the stream up until every rank's stream has come to its barrier of the same
 // count on that channel. What any rank's stream wrote before it is visible to all after it. It is bounded as Wait is and has the same
-// errors; if any peer is not reachable, it is. Its counters are not those of Signal.
+// errors; if any peer is not reachable, it is. Its counters are not those of Signal. Streams that may come to barriers at the same time take a channel each: on a GPU
+// two at once on one channel may count as one.
 func (m *Memory) Barrier(s device.Stream, channel int) error {
 	if err := m.made("Barrier"); err != nil {
 		return err

@@ -137,7 +137,7 @@ func (m *Memory) SignalsBytes(channels int) int64 {
 }
 
 // Signals makes a plan's signals on the SignalsBytes from offset, a multiple of 128, of the workspace. Collective; it fails on all
-// ranks or on none. Close them after the workspace.
+// ranks or on none. Close them after the workspace, whose Close finds out whether a peer may still signal here.
 func (w *Workspace) Signals(ctx context.Context, offset int64, o *SignalsOptions) (*Signals, error) {
 	const name = "Signals"
 	if err := errors.Join(w.made(name), errs.Given(name, "ctx", ctx, "a context"), errs.Given(name, "o", o, "what the signals are like")); err != nil {
@@ -296,8 +296,8 @@ func (p *Signals) WaitAllBeside(s device.Stream, channel int) error {
 	return p.signals.waitAll(s, channel, true)
 }
 
-// Close releases the signals. The device must have nothing left to do for them. The stream of a graph that holds their waits has ErrClosed,
-// and the graph signals nobody. Closing twice is ErrClosed.
+// Close releases the signals, after the workspace. The device must have nothing left to do for them. The stream of a graph that holds their waits has ErrClosed,
+// and the graph signals nobody. Where the workspace was not closed, or could not be on some rank, what peers may still write stays until the memory is closed. Closing twice is ErrClosed.
 func (p *Signals) Close() error {
 	if err := p.made("Close"); err != nil {
 		return err
@@ -306,5 +306,8 @@ func (p *Signals) Close() error {
 		return fmt.Errorf("closing the signals of %s: %w", p.user.Op, errs.ErrClosed)
 	}
 	p.user.dead.Store(true)
+	if p.workspace.Err() == nil {
+		return p.memory.AtRelease(p.signals.close)
+	}
 	return p.signals.close()
 }

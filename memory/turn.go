@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -132,7 +133,8 @@ func (t *turn) doAt(ctx context.Context, what string, call func(ctx context.Cont
 }
 
 // InTurn makes several collective calls one: they come between two others of this rank's, as each does alone, and no other comes between them. All of them take the
-// context that call is given, and only the goroutine that call is on makes them. It blocks until the rank's earlier collective calls have ended. What says in errors what it is. Collective, as call is.
+// context that call is given, and only the goroutine that call is on makes them: one of [group.Heard], since the others go on from each of them to the next. It blocks until the rank's earlier collective
+// calls have ended. What says in errors what it is. Collective, as call is.
 //
 // If ctx ends before then, InTurn returns a [*TurnError] at once. Its place is kept: when it comes, call is called on another goroutine with that error as gaveUp, nil otherwise, and has to come
 // to the first of its steps that the other ranks are in, with gaveUp as this rank's failure. Calls of the memory do so themselves. InTurn in a call of InTurn is part of that.
@@ -143,7 +145,7 @@ func (m *Memory) InTurn(ctx context.Context, what string, call func(ctx context.
 	if err := errors.Join(errs.Given("InTurn", "ctx", ctx, "a context"), errs.Given("InTurn", "call", call, "a function")); err != nil {
 		return err
 	}
-	return m.collective.do(ctx, what, call)
+	return m.collective.do(group.Heard(ctx), what, call)
 }
 
 // inTurn is do for a call that makes something, which one that gave up does not.

@@ -322,7 +322,7 @@ func (w *Workspace) close(ctx context.Context, gaveUp error) error {
 		err = zero(context.WithoutCancel(ctx), m.device, p, w.span.bytes)
 	}
 	// The next to take it needs zeros on every rank, so a rank that could not clear its part withholds it everywhere.
-	if err := m.group.Vote(ctx, "clearing a workspace", err); err != nil {
+	if err := m.group.Vote(group.Heard(ctx), "clearing a workspace", err); err != nil {
 		return fmt.Errorf("closing a workspace: %w", err)
 	}
 	w.block.give(w.span)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -58,8 +59,11 @@ func TestWorkspaceBlock(t *testing.T) {
 	})
 }
 
-// TestInUse: memory that is kept since ranks make different calls is not said to be in use by the device.
+// TestInUse: memory that is kept because of other ranks, which are at work, have not come or make another call, is not said to be in use by the device.
 func TestInUse(t *testing.T) {
 	require.Equal(t, "other ranks may still write it", inUse(fmt.Errorf("a vote: %w", errs.ErrMismatch)))
+	for _, err := range []error{&group.VoteError{}, &group.AbandonedError{}, &group.MissingRanksError{}} {
+		require.Equal(t, "other ranks may still write it", inUse(fmt.Errorf("a vote: %w", err)), "%T", err)
+	}
 	require.Equal(t, "the device still works on it", inUse(context.DeadlineExceeded))
 }

@@ -476,8 +476,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_plan.go", why: "graphs of a closed plan signal", tests: inSends,
-		old: "\tp.user.dead.Store(true)\n\treturn p.signals.close()",
-		new: "\treturn p.signals.close()",
+		old: "\tp.user.dead.Store(true)\n\tif p.workspace.Err() == nil {",
+		new: "\tif p.workspace.Err() == nil {",
+	},
+	{
+		file: "memory/signal_plan.go", why: "signals are given back that peers may still write", tests: inCollective,
+		old: "\tif p.workspace.Err() == nil {",
+		new: "\tif p.workspace == nil {",
 	},
 	{
 		file: "memory/signal.go", why: "ranks do not vote whether all have signal pads", tests: inSuite,
@@ -536,7 +541,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "ranks do not vote whether all have mapped", tests: inSuite,
-		old: "\t\tif err := m.group.Vote(ctx, \"mapping\", mapErr); err != nil {",
+		old: "\t\tif err := m.group.Vote(group.Heard(ctx), \"mapping\", mapErr); err != nil {",
 		new: "\t\tif err := mapErr; err != nil {",
 	},
 	{
@@ -566,7 +571,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "freeing does not wait for the other ranks", tests: inSuite,
-		old: "\terr := m.group.Vote(ctx, op, failure)\n",
+		old: "\terr := m.group.Vote(group.Heard(ctx), op, failure)\n",
 		new: "\terr := failure\n",
 	},
 	{
@@ -1460,7 +1465,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/workspace.go", why: "ranks do not vote whether a workspace is clear", tests: inSends,
-		old: "\tif err := m.group.Vote(ctx, \"clearing a workspace\", err); err != nil {",
+		old: "\tif err := m.group.Vote(group.Heard(ctx), \"clearing a workspace\", err); err != nil {",
 		new: "\tif err != nil {",
 	},
 	{
@@ -2644,13 +2649,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/spec.go", why: "a plan that was not made keeps its memory", tests: inCollective,
-		old: "p.held.close(p.device), workspace.Close(ctx)",
-		new: "workspace.Close(ctx)",
+		old: "\treturn errors.Join(err, p.held.close(p.device), m.TrimWorkspace(ctx))",
+		new: "\treturn errors.Join(err, m.TrimWorkspace(ctx))",
 	},
 	{
 		file: "collective/spec.go", why: "a plan that was not made keeps its workspace", tests: inCollective,
-		old: "p.held.close(p.device), workspace.Close(ctx)",
-		new: "p.held.close(p.device)",
+		old: "\terr = errors.Join(err, workspace.Close(ctx))\n\tif p.work",
+		new: "\tif p.work",
 	},
 	{
 		file: "collective/plan.go", why: "graphs run on memory that was closed", tests: inCollective,
