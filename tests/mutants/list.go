@@ -2654,7 +2654,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/spec.go", why: "a plan that was not made keeps its workspace", tests: inCollective,
-		old: "\terr = errors.Join(err, workspace.Close(ctx))\n\tif p.work",
+		old: "\terr = errors.Join(&agreedError{err}, workspace.Close(ctx))\n\tif p.work",
 		new: "\tif p.work",
 	},
 	{
