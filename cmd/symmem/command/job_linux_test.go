@@ -22,6 +22,7 @@ import (
 
 	"github.com/symmem/symmem/cmd/symmem/internal/bench"
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/measure"
 	"github.com/symmem/symmem/cmd/symmem/internal/verify"
 	"github.com/symmem/symmem/internal/testneed"
 )
@@ -367,4 +368,44 @@ func TestMPI(t *testing.T) {
 			assert.NotContains(t, strings.ToLower(r.out), "all_reduce on")
 		})
 	}
+}
+
+// TestMPIMeasuresTheSameSizes: the program that measures Open MPI beside bench takes the same messages, also where they cannot be shared out evenly.
+func TestMPIMeasuresTheSameSizes(t *testing.T) {
+	for _, program := range []string{"mpicc.openmpi", "mpiexec.openmpi"} {
+		if _, err := exec.LookPath(program); err != nil {
+			testneed.Missing(t, "openmpi", err)
+		}
+	}
+	const kinds, ranks = "all_reduce,reduce_scatter,all_gather,broadcast,reduce,all_to_all", 3
+	dir := t.TempDir()
+	peer := filepath.Join(dir, "peer")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	text, err := exec.CommandContext(ctx, "mpicc.openmpi", "-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o", peer, "../../../bench/peers/mpi_collectives.c").CombinedOutput()
+	require.NoError(t, err, string(text))
+	cmd := exec.CommandContext(ctx, "mpiexec.openmpi", append(append(mpiexecs["openmpi"].args(ranks), "--bind-to", "none"), peer, kinds, "1", "1048580", "10000000")...)
+	cmd.Env = append(environ(), "TMPDIR="+dir, "OMPI_MCA_orte_tmpdir_base="+dir, "PRTE_MCA_prte_tmpdir_base="+dir)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it ends its ranks
+	cmd.WaitDelay = 10 * time.Second
+	var errOut bytes.Buffer
+	cmd.Stderr = &errOut
+	text, err = cmd.Output()
+	require.NoError(t, err, errOut.String())
+	var theirs []string
+	for line := range strings.Lines(string(text)) {
+		var row measure.Row
+		require.NoError(t, json.Unmarshal([]byte(line), &row), line)
+		theirs = append(theirs, fmt.Sprint(row.Kind, " ", row.Bytes, " ", row.Iterations))
+	}
+
+	r := call(t, "", environ(), "bench", "--backend", "host", "-n", strconv.Itoa(ranks), "--kind", kinds, "--reps", "1", "--sizes", "1048580,10000000", "--json")
+	require.Equal(t, exit.OK, r.status, r.err)
+	var report bench.Report
+	require.NoError(t, json.Unmarshal([]byte(r.out), &report))
+	var ours []string
+	for _, row := range report.Rows {
+		ours = append(ours, fmt.Sprint(row.Kind, " ", row.Bytes, " ", row.Iterations))
+	}
+	assert.Equal(t, ours, theirs)
 }
