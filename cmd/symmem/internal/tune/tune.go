@@ -124,7 +124,7 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 		return err
 	}
 	table := tableOf(where, points)
-	table.Machine, table.Date, table.Command = describe(where), time.Now().UTC().Format(time.DateOnly), strings.Join(cmdline(command, flags), " ")
+	table.Machine, table.Date, table.Command = describe(where), time.Now().UTC().Format(time.DateOnly), strings.Join(settings.CommandLine(command, flags), " ")
 	table.Notes = append(table.Notes, "Made by "+build.Read().String()+".")
 	missing := unmeasured(late, len(points), where.Points)
 	if missing != "" {
@@ -221,17 +221,6 @@ func kept(path string) (*outfile.File, error) {
 		return nil, exit.UsageError(fmt.Errorf("--output: %w", err))
 	}
 	return to, nil
-}
-
-// cmdline returns the command with the flags that were used, without the token.
-func cmdline(command string, flags *pflag.FlagSet) []string {
-	args := strings.Fields(command)
-	flags.Visit(func(f *pflag.Flag) {
-		if f.Name != "token" {
-			args = append(args, "--"+f.Name+"="+f.Value.String())
-		}
-	})
-	return args
 }
 
 // teller reports to the parent. It is a measure.TuneReporter.
