@@ -201,7 +201,7 @@ func TestRunKeepGoing(t *testing.T) {
 // TestRunWithAFileOfAnotherPlace: what the configuration file says of a place is of another job.
 func TestRunWithAFileOfAnotherPlace(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "settings.yaml")
-	require.NoError(t, os.WriteFile(file, []byte("rank: 5\nworld-size: 9\nlocal-rank: 3\nlocal-world-size: 4\nlauncher: slurm\nrendezvous-addr: far:1\njob: other\nrestart: 3\n"), 0o600))
+	require.NoError(t, os.WriteFile(file, []byte("rank: 5\nworld-size: 9\nlocal-rank: 3\nlocal-world-size: 4\nlauncher: slurm\nrendezvous-addr: far:1\nrendezvous-fd: 7\njob: other\nrestart: 3\n"), 0o600))
 	path, err := os.Executable()
 	require.NoError(t, err)
 	r := call(t, "", environ(roleVar+"=", "SYMMEM_CONFIG="+file), "run", "-n", "2", "env", roleVar+"=exit", path)
