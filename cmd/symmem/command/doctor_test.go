@@ -187,6 +187,8 @@ func TestDoctorProbesWithTheSettings(t *testing.T) {
 	assert.Contains(t, findingOf(d, "picky").Reason, "device 7 is not there")
 	d = diagnosed(t, exit.OK, environ(brokenVar+"=1"), "--backend", "picky", "--device", "3")
 	assert.Equal(t, "picky", d.Verdict.Backend)
+	d = diagnosed(t, exit.Failure, environ(brokenVar+"=1"), "--backend", "picky", "--unprotected-network", "refuse")
+	assert.Contains(t, findingOf(d, "picky").Reason, "picky opens a port to anybody, and unprotected-network is refuse")
 }
 
 // TestDoctorProbesWithTheSameSettings: what is not valid without the flags, or is in a file that they do not name, leaves no probe without settings.
