@@ -22,6 +22,7 @@ import (
 
 	"github.com/symmem/symmem/cmd/symmem/internal/bench"
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/launch"
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
 	"github.com/symmem/symmem/cmd/symmem/internal/verify"
 	"github.com/symmem/symmem/internal/testneed"
@@ -297,6 +298,45 @@ func TestJobOfOne(t *testing.T) {
 			assert.Equal(t, tt.ranks, v.Ranks)
 		})
 	}
+}
+
+// TestInterruptedJob: what rank 0 of a job has measured when a signal asks it to end is printed and written, as it is where bench has started the ranks.
+func TestInterruptedJob(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	id, port := newJob(t)
+	output := filepath.Join(t.TempDir(), "results.json")
+	const size, large = 2, 256 << 20
+	var out bytes.Buffer
+	var said syncBuffer
+	var ranks []*exec.Cmd
+	for rank := range size {
+		cmd := exec.CommandContext(ctx, self, "bench", "--backend", "host", "--kind", "rendezvous,all_reduce", "--sizes", strconv.Itoa(large), "--reps", "1000", "--json", "--output", output)
+		cmd.Env = environ(append(jobs["torchrun"](rank, size, id, port), "SYMMEM_LOG_LEVEL=info")...)
+		cmd.WaitDelay = 5 * time.Second
+		if rank == 0 {
+			cmd.Stdout, cmd.Stderr = &out, &said
+		}
+		require.NoError(t, cmd.Start())
+		ranks = append(ranks, cmd)
+	}
+	defer func() { _, _ = ranks[1].Process.Kill(), ranks[1].Wait() }()
+	// The memory of the last measurement, which takes long, comes when the first is over.
+	require.Eventually(t, func() bool { return strings.Contains(said.String(), fmt.Sprint("bytes=", large)) }, patience, 10*time.Millisecond)
+	require.NoError(t, ranks[0].Process.Signal(syscall.SIGTERM))
+	_ = ranks[0].Wait() // the status says it
+	require.NoError(t, ctx.Err())
+	assert.Equal(t, launch.SignalStatus(syscall.SIGTERM), ranks[0].ProcessState.ExitCode(), said.String())
+	text, err := os.ReadFile(output)
+	require.NoError(t, err)
+	assert.Equal(t, string(text), out.String())
+	var report bench.Report
+	require.NoError(t, json.Unmarshal(text, &report))
+	assert.Equal(t, "interrupted", report.Incomplete)
+	require.NotEmpty(t, report.Rows)
+	assert.Equal(t, measure.Rendezvous, report.Rows[0].Kind)
 }
 
 // mpiexecs are the launchers of MPI that may be installed, with how each is told to start n ranks of a program.
