@@ -281,7 +281,7 @@ func (b *bencher) ncclCollective(ctx context.Context, like Row) error {
 
 // plainCollective is ncclCollective on plain device memory.
 func (b *bencher) plainCollective(ctx context.Context, like Row) error {
-	in, out, free, err := b.peerBuffers(like)
+	in, out, free, err := b.agreedBuffers(ctx, like)
 	if err != nil {
 		return err
 	}
@@ -310,6 +310,18 @@ func (b *bencher) sides(like Row) (in, out int64) {
 		out /= w
 	}
 	return in, out
+}
+
+// agreedBuffers is peerBuffers on all ranks, or on none: one that has no memory would leave the others in NCCL's call for good. Collective.
+func (b *bencher) agreedBuffers(ctx context.Context, like Row) (in, out device.Ptr, free func() error, err error) {
+	in, out, free, err = b.peerBuffers(like)
+	if voted := b.r.Group().Vote(ctx, "memory for the peer", err); voted != nil {
+		if err == nil {
+			voted = errors.Join(voted, free())
+		}
+		return 0, 0, nil, voted
+	}
+	return in, out, free, nil
 }
 
 // peerBuffers allocates what the peer reads in the collective of a row, and where to it writes, which is the same in place.
