@@ -185,6 +185,22 @@ func TestNCCLWithLittleMemory(t *testing.T) {
 	}
 }
 
+// TestNCCLWhereOneRankEnds: a rank that ends while the others' work in NCCL waits for it is missed at once: no loss of a rank ends such work.
+func TestNCCLWhereOneRankEnds(t *testing.T) {
+	rows, err := besideNCCL(t, 2, Spec{Kinds: []string{AllGather}, Sizes: []int64{256}, DType: "f32"}, func(rank int, f *nccl.Functions) {
+		right, calls := f.AllGather, 0
+		f.AllGather = func(send, recv uint64, n uintptr, t nccl.DataType, h nccl.CommHandle, stream uintptr) nccl.Result {
+			if calls++; rank == 1 && calls == 2 {
+				return nccl.SystemError
+			}
+			return right(send, recv, n, t, h, stream)
+		}
+	})
+	require.ErrorIs(t, err, symmem.ErrPeerLost)
+	require.Len(t, rows, 1)
+	assert.Equal(t, native.Name, rows[0].Backend)
+}
+
 // TestNCCLThatIsWrong: a peer whose results are wrong is not measured, whatever the collective.
 func TestNCCLThatIsWrong(t *testing.T) {
 	for kind, wrong := range map[string]func(f *nccl.Functions){
