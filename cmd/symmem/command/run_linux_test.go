@@ -154,8 +154,8 @@ func TestRunGivesPlaces(t *testing.T) {
 	r := call(t, "", env, "run", "-n", "2", "--backend", "host,auto", "--job", "mine", "sh", "-c", show, "sh", "-n", "--bogus")
 	require.Equal(t, exit.OK, r.status, r.err)
 	assert.Equal(t, []string{
-		"[0] 0/2 0/2 0/2 0/2 served=true fd= master=: token=64 timeout=7s backend=host,auto job=mine -n --bogus",
-		"[1] 1/2 1/2 1/2 1/2 served=true fd= master=: token=64 timeout=7s backend=host,auto job=mine -n --bogus",
+		"[0] 0/2 0/2 0/2 0/2 served=true fd=-1 master=: token=64 timeout=7s backend=host,auto job=mine -n --bogus",
+		"[1] 1/2 1/2 1/2 1/2 served=true fd=-1 master=: token=64 timeout=7s backend=host,auto job=mine -n --bogus",
 	}, sortedLines(r.out))
 }
 
