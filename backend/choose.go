@@ -195,7 +195,7 @@ func agreeOnNames(ctx context.Context, g *group.Group, preferences []string, env
 
 // tryOne tries one backend on every rank, and returns what each found. named says that this rank's program asks for the backend. Collective.
 func tryOne(ctx context.Context, g *group.Group, name string, env *Env, named bool) ([]offer, error) {
-	c, err := probe(ctx, name, env)
+	c, err := Probe(ctx, name, env)
 	if c.OnRequest && !named && c.SeveralHosts {
 		c.SeveralHosts = false
 		c.Why = maps.Clone(c.Why)
@@ -263,8 +263,9 @@ func fits(c Capabilities, members []group.Member) error {
 	return nil
 }
 
-// probe asks one backend whether it can be used on this machine. Local.
-func probe(ctx context.Context, name string, env *Env) (Capabilities, error) {
+// Probe asks one backend whether it can be used on this machine with the settings of env, as [Choose] does. Local. The error of one that cannot is ErrUnavailable or
+// ErrUnsupported; it is ErrInvalid if there is no such backend.
+func Probe(ctx context.Context, name string, env *Env) (Capabilities, error) {
 	f, err := Lookup(name)
 	if err != nil {
 		return Capabilities{}, err

@@ -121,7 +121,7 @@ func TestUnprotectedRefused(t *testing.T) {
 	for setting, want := range map[string]string{"": "nccl host", "warn": "nccl host", "allow": "nccl host", "refuse": "host"} {
 		var usable []string
 		for _, name := range Names() {
-			_, err := probe(t.Context(), name, &Env{UnprotectedNetwork: setting})
+			_, err := Probe(t.Context(), name, &Env{UnprotectedNetwork: setting})
 			if err == nil {
 				usable = append(usable, name)
 				continue
@@ -305,11 +305,11 @@ func TestChooseByPlace(t *testing.T) {
 
 func TestProbe(t *testing.T) {
 	withRegistry(t, map[string]Factory{"host": fake{}, "native": fake{refuse: errs.ErrUnavailable}, "odd": fake{refuse: errors.New("crashed")}})
-	_, err := probe(t.Context(), "native", &Env{})
+	_, err := Probe(t.Context(), "native", &Env{})
 	require.Equal(t, errs.ErrUnavailable, err)
-	_, err = probe(t.Context(), "odd", &Env{})
+	_, err = Probe(t.Context(), "odd", &Env{})
 	require.ErrorContains(t, err, "probing backend odd: crashed")
-	_, err = probe(t.Context(), "host", &Env{})
+	_, err = Probe(t.Context(), "host", &Env{})
 	require.NoError(t, err)
 }
 

@@ -46,7 +46,7 @@ const maxLaunchSize = 1 << 20
 // launchOp is the operation that refused values name.
 const launchOp = "finding this process's place in the job"
 
-// DetectLaunch finds this process's place in its job from the environment alone: it opens nothing and waits for nothing. getenv returns the value of
+// DetectLaunch finds this process's place in its job from the environment, and the names of some launchers' jobs from what the system says: it waits for nothing. getenv returns the value of
 // a variable, "" if it is not set; nil is os.Getenv. Nil options are the zero LaunchOptions.
 //
 // # Who is believed
@@ -71,6 +71,10 @@ const launchOp = "finding this process's place in the job"
 // give the same. Hydra gives no id: on one host its daemon's process stands for it, to which the socket PMI_FD leads (on Linux). Where there is neither, or the
 // job has a name that was given explicitly, which other jobs may have too, Ports is 0. Where nothing gives an address it is an error. Every rank comes to the same address by itself; nothing here makes sure that a port is free on rank 0's
 // host.
+//
+// # The job
+//
+// Without an explicit name it is what the launcher calls it. Kubernetes calls a pod JOB-INDEX, but for one with hostNetwork, which has the name of its host: its Job is "".
 //
 // # The attempt
 //

@@ -2,6 +2,8 @@ package group
 
 import (
 	"fmt"
+	"io"
+	"os"
 	"strconv"
 	"strings"
 
@@ -317,7 +319,24 @@ func slurmTasksOnNode(counts string, node, size int) int {
 	return found
 }
 
-// readKubernetes reads what an indexed Job sets. Each pod has one process and only its own devices.
+// podHosts is the file in which a pod is told whether its network is the host's.
+var podHosts = "/etc/hosts"
+
+// onHostNetwork reports whether this is a pod with hostNetwork, which has the host's name. Kubernetes says so in the first line of the file, and in no variable.
+func onHostNetwork() bool {
+	const says = "# Kubernetes-managed hosts file (host network).\n"
+	f, err := os.Open(podHosts)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	first := make([]byte, len(says))
+	_, err = io.ReadFull(f, first)
+	return err == nil && string(first) == says
+}
+
+// readKubernetes reads what an indexed Job sets. Each pod has one process and only its own devices. Its host name is that of the Job with the index, unless it has that of the
+// host: a number at the end of that is the index by chance, on some ranks and not on others.
 func readKubernetes(e *launchEnv, forced bool) launchReading {
 	r := launchReading{launch: NoLaunch()}
 	index := e.get("JOB_COMPLETION_INDEX")
@@ -328,7 +347,7 @@ func readKubernetes(e *launchEnv, forced bool) launchReading {
 		return r
 	}
 	r.launch.LocalRank, r.launch.LocalWorldSize = 0, 1
-	if job, ok := strings.CutSuffix(e.get("HOSTNAME"), "-"+index); ok {
+	if job, ok := strings.CutSuffix(e.get("HOSTNAME"), "-"+index); ok && !onHostNetwork() {
 		r.launch.Job = job
 	}
 	r.sizeHint = "set SYMMEM_WORLD_SIZE to the Job's completions in its pod template: Kubernetes does not put them into the " +

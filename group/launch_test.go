@@ -438,3 +438,29 @@ func FuzzDetectLaunch(f *testing.F) {
 		assert.True(t, l.WorldSize == 1 || l.Addr != "", "%+v", l)
 	})
 }
+
+// TestKubernetesOnTheHostsNetwork: the pods of a Job that have the names of their hosts are of one job, whatever those names end in.
+func TestKubernetesOnTheHostsNetwork(t *testing.T) {
+	hosts := filepath.Join(t.TempDir(), "hosts")
+	was := podHosts
+	podHosts = hosts
+	t.Cleanup(func() { podHosts = was })
+	job := func(file, hostname, index string) string {
+		t.Helper()
+		require.NoError(t, os.WriteFile(hosts, []byte(file), 0o600))
+		vars := map[string]string{"KUBERNETES_SERVICE_HOST": "10.96.0.1", "JOB_COMPLETION_INDEX": index, "HOSTNAME": hostname,
+			"SYMMEM_WORLD_SIZE": "2", "SYMMEM_RENDEZVOUS_ADDR": "gpu-1:29400"}
+		l, err := DetectLaunch(func(name string) string { return vars[name] }, nil)
+		require.NoError(t, err)
+		return l.Job
+	}
+	const shared, own = "# Kubernetes-managed hosts file (host network).\n127.0.0.1 localhost\n", "# Kubernetes-managed hosts file.\n127.0.0.1 localhost\n"
+	assert.Empty(t, job(shared, "gpu-1", "0"))
+	assert.Empty(t, job(shared, "gpu-1", "1"))
+	for _, file := range []string{own, "", "127.0.0.1 localhost\n"} {
+		assert.Equal(t, "train", job(file, "train-0", "0"))
+		assert.Equal(t, "train", job(file, "train-1", "1"))
+	}
+	require.NoError(t, os.Remove(hosts))
+	assert.False(t, onHostNetwork(), "there is no such file")
+}

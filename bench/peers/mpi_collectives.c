@@ -14,7 +14,7 @@
 #include <string.h>
 
 /* As in cmd/symmem/internal/measure. */
-enum { bytes_per_repetition = 1 << 28, min_iterations = 4, max_iterations = 50000 };
+enum { bytes_per_repetition = 1 << 28, min_iterations = 4, max_iterations = 50000, vector_floats = 4 };
 
 enum kind { all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, barrier, kinds };
 static const char *const names[kinds] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier"};
@@ -111,10 +111,11 @@ static float *buffer(int count) {
 
 static void measure(enum kind kind, long bytes, int repetitions) {
     struct job j = {.kind = kind};
-    if (kind == all_reduce) {
+    if (kind == all_reduce || kind == broadcast || kind == reduce) { /* which are not shared out */
         j.count = (int)((bytes + 3) / 4);
-    } else {
+    } else { /* a share of a vector and more is whole vectors */
         j.share = (int)((bytes + 4L * ranks - 1) / (4L * ranks));
+        if (j.share >= vector_floats) j.share = (j.share + vector_floats - 1) / vector_floats * vector_floats;
         j.count = j.share * ranks;
     }
     j.in = j.out = buffer(j.count);

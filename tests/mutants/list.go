@@ -2655,7 +2655,7 @@ var mutants = []mutant{
 	{
 		file: "collective/spec.go", why: "a plan that was not made keeps its workspace", tests: inCollective,
 		old: "\terr = errors.Join(&agreedError{err}, workspace.Close(ctx))\n\tif p.work",
-		new: "\tif p.work",
+		new: "\terr = &agreedError{err}\n\tif p.work",
 	},
 	{
 		file: "collective/plan.go", why: "graphs run on memory that was closed", tests: inCollective,

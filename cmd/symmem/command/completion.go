@@ -12,7 +12,6 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 	"github.com/symmem/symmem/config"
-	"github.com/symmem/symmem/group"
 )
 
 // backendValues returns what the flag --backend of a command may have in its list.
@@ -26,12 +25,6 @@ func backendValues(command string) []string {
 
 // completeValues lets shells complete the values of a command's flags, and no file names where none are meant.
 func (a app) completeValues(cmd *cobra.Command) {
-	launchers := func() (names []string) {
-		for _, l := range group.Launchers(a.Getenv) {
-			names = append(names, l.Launcher)
-		}
-		return names
-	}
 	lists := map[string]func() []string{
 		"backend": func() []string { return backendValues(cmd.Name()) }, "require": backend.Names, "kind": func() []string { return measure.Kinds },
 	}
@@ -40,7 +33,7 @@ func (a app) completeValues(cmd *cobra.Command) {
 		lists["dtype"] = bench.DTypes
 	}
 	words := map[string]func() []string{
-		"dtype": bench.DTypes, "op": bench.Ops, "algorithm": bench.Algorithms, "launcher": launchers,
+		"dtype": bench.DTypes, "op": bench.Ops, "algorithm": bench.Algorithms, "launcher": fleet.Launchers,
 		"mode": func() []string { return bench.Modes }, "place": func() []string { return bench.Places }, "peer": func() []string { return bench.Peers },
 		"multicast": func() []string { return settings.Multicasts }, "log-level": func() []string { return settings.LogLevels },
 	}

@@ -35,7 +35,7 @@ func TestCompletion(t *testing.T) {
 		"modes":             {[]string{"bench", "--mode", ""}, []string{"eager", "graph"}, nil},
 		"multicast":         {[]string{"doctor", "--multicast", ""}, []string{"auto", "on", "off"}, nil},
 		"log levels":        {[]string{"run", "--log-level", ""}, []string{"debug", "error"}, nil},
-		"launchers":         {[]string{"doctor", "--launcher", ""}, []string{"torchrun", "slurm"}, nil},
+		"launchers":         {[]string{"doctor", "--launcher", ""}, []string{"torchrun", "slurm", "none"}, []string{"explicit"}},
 		"no refused flags":  {[]string{"run", "--"}, []string{"--ranks"}, []string{"--rank", "--rendezvous-fd", "--keeper-fd"}},
 		"commands":          {[]string{""}, []string{"verify", "run", "doctor", "bench", "version"}, []string{"probe", "verify-rank"}},
 		"nothing to verify": {[]string{"verify", ""}, nil, []string{"README.md"}},

@@ -159,6 +159,9 @@ func TestDoctorVerdict(t *testing.T) {
 		"a list of none":         {nil, []string{"--backend", "absent,dies"}, false, "", []string{"none of the backends absent, dies"}},
 		"a list that goes on":    {nil, []string{"--backend", "absent,auto"}, true, "host", []string{"backend host can be used"}},
 		"unknown":                {nil, []string{"--backend", "hots"}, false, "", []string{"there is no backend hots (flag --backend)", "did you mean host?"}},
+		"an unknown launcher":    {[]string{"SYMMEM_LAUNCHER=tochrun"}, nil, false, "", []string{"there is no launcher tochrun (variable SYMMEM_LAUNCHER)", "slurm", "did you mean torchrun?"}},
+		"no launcher at all":     {nil, []string{"--launcher", "explicit"}, false, "", []string{"there is no launcher explicit (flag --launcher)"}},
+		"a launcher":             {nil, []string{"--launcher", "Slurm"}, true, "host", []string{"backend host can be used"}},
 		"a bad setting":          {[]string{"SYMMEM_TIMEOUT=soon"}, nil, false, "", []string{"configuration is not valid", "SYMMEM_TIMEOUT"}},
 		"a crash":                {[]string{brokenVar + "=1"}, []string{"--backend", "crashes"}, false, "", []string{"backend crashes cannot be used", "last words"}},
 	} {
@@ -184,6 +187,8 @@ func TestDoctorProbesWithTheSettings(t *testing.T) {
 	assert.Contains(t, findingOf(d, "picky").Reason, "device 7 is not there")
 	d = diagnosed(t, exit.OK, environ(brokenVar+"=1"), "--backend", "picky", "--device", "3")
 	assert.Equal(t, "picky", d.Verdict.Backend)
+	d = diagnosed(t, exit.Failure, environ(brokenVar+"=1"), "--backend", "picky", "--unprotected-network", "refuse")
+	assert.Contains(t, findingOf(d, "picky").Reason, "picky opens a port to anybody, and unprotected-network is refuse")
 }
 
 // TestDoctorProbesWithTheSameSettings: what is not valid without the flags, or is in a file that they do not name, leaves no probe without settings.

@@ -22,6 +22,8 @@ import (
 
 	"github.com/symmem/symmem/cmd/symmem/internal/bench"
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/launch"
+	"github.com/symmem/symmem/cmd/symmem/internal/measure"
 	"github.com/symmem/symmem/cmd/symmem/internal/verify"
 	"github.com/symmem/symmem/internal/testneed"
 )
@@ -298,6 +300,45 @@ func TestJobOfOne(t *testing.T) {
 	}
 }
 
+// TestInterruptedJob: what rank 0 of a job has measured when a signal asks it to end is printed and written, as it is where bench has started the ranks.
+func TestInterruptedJob(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	id, port := newJob(t)
+	output := filepath.Join(t.TempDir(), "results.json")
+	const size, large = 2, 256 << 20
+	var out bytes.Buffer
+	var said syncBuffer
+	var ranks []*exec.Cmd
+	for rank := range size {
+		cmd := exec.CommandContext(ctx, self, "bench", "--backend", "host", "--kind", "rendezvous,all_reduce", "--sizes", strconv.Itoa(large), "--reps", "1000", "--json", "--output", output)
+		cmd.Env = environ(append(jobs["torchrun"](rank, size, id, port), "SYMMEM_LOG_LEVEL=info")...)
+		cmd.WaitDelay = 5 * time.Second
+		if rank == 0 {
+			cmd.Stdout, cmd.Stderr = &out, &said
+		}
+		require.NoError(t, cmd.Start())
+		ranks = append(ranks, cmd)
+	}
+	defer func() { _, _ = ranks[1].Process.Kill(), ranks[1].Wait() }()
+	// The memory of the last measurement, which takes long, comes when the first is over.
+	require.Eventually(t, func() bool { return strings.Contains(said.String(), fmt.Sprint("bytes=", large)) }, patience, 10*time.Millisecond)
+	require.NoError(t, ranks[0].Process.Signal(syscall.SIGTERM))
+	_ = ranks[0].Wait() // the status says it
+	require.NoError(t, ctx.Err())
+	assert.Equal(t, launch.SignalStatus(syscall.SIGTERM), ranks[0].ProcessState.ExitCode(), said.String())
+	text, err := os.ReadFile(output)
+	require.NoError(t, err)
+	assert.Equal(t, string(text), out.String())
+	var report bench.Report
+	require.NoError(t, json.Unmarshal(text, &report))
+	assert.Equal(t, "interrupted", report.Incomplete)
+	require.NotEmpty(t, report.Rows)
+	assert.Equal(t, measure.Rendezvous, report.Rows[0].Kind)
+}
+
 // mpiexecs are the launchers of MPI that may be installed, with how each is told to start n ranks of a program.
 var mpiexecs = map[string]struct {
 	program string
@@ -367,4 +408,44 @@ func TestMPI(t *testing.T) {
 			assert.NotContains(t, strings.ToLower(r.out), "all_reduce on")
 		})
 	}
+}
+
+// TestMPIMeasuresTheSameSizes: the program that measures Open MPI beside bench takes the same messages, also where they cannot be shared out evenly.
+func TestMPIMeasuresTheSameSizes(t *testing.T) {
+	for _, program := range []string{"mpicc.openmpi", "mpiexec.openmpi"} {
+		if _, err := exec.LookPath(program); err != nil {
+			testneed.Missing(t, "openmpi", err)
+		}
+	}
+	const kinds, ranks = "all_reduce,reduce_scatter,all_gather,broadcast,reduce,all_to_all", 3
+	dir := t.TempDir()
+	peer := filepath.Join(dir, "peer")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	text, err := exec.CommandContext(ctx, "mpicc.openmpi", "-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o", peer, "../../../bench/peers/mpi_collectives.c").CombinedOutput()
+	require.NoError(t, err, string(text))
+	cmd := exec.CommandContext(ctx, "mpiexec.openmpi", append(append(mpiexecs["openmpi"].args(ranks), "--bind-to", "none"), peer, kinds, "1", "1048580", "10000000")...)
+	cmd.Env = append(environ(), "TMPDIR="+dir, "OMPI_MCA_orte_tmpdir_base="+dir, "PRTE_MCA_prte_tmpdir_base="+dir)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it ends its ranks
+	cmd.WaitDelay = 10 * time.Second
+	var errOut bytes.Buffer
+	cmd.Stderr = &errOut
+	text, err = cmd.Output()
+	require.NoError(t, err, errOut.String())
+	var theirs []string
+	for line := range strings.Lines(string(text)) {
+		var row measure.Row
+		require.NoError(t, json.Unmarshal([]byte(line), &row), line)
+		theirs = append(theirs, fmt.Sprint(row.Kind, " ", row.Bytes, " ", row.Iterations))
+	}
+
+	r := call(t, "", environ(), "bench", "--backend", "host", "-n", strconv.Itoa(ranks), "--kind", kinds, "--reps", "1", "--sizes", "1048580,10000000", "--json")
+	require.Equal(t, exit.OK, r.status, r.err)
+	var report bench.Report
+	require.NoError(t, json.Unmarshal([]byte(r.out), &report))
+	var ours []string
+	for _, row := range report.Rows {
+		ours = append(ours, fmt.Sprint(row.Kind, " ", row.Bytes, " ", row.Iterations))
+	}
+	assert.Equal(t, ours, theirs)
 }

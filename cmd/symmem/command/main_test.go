@@ -138,6 +138,9 @@ func (picky) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, e
 	return backend.Capabilities{PeerPointers: true}, nil
 }
 
+// Unprotected makes picky one that the setting unprotected-network may refuse.
+func (picky) Unprotected() string { return "picky opens a port to anybody" }
+
 // Preflight has nothing to find: that picky has it lets verify try picky before it starts ranks.
 func (picky) Preflight(context.Context, *backend.Env) error { return nil }
 

@@ -135,7 +135,7 @@ func TestRendezvousRefuses(t *testing.T) {
 		"a job of many":   {[]string{"--listen", "127.0.0.1:0", "--job", "j"}, exit.Usage, "--job is of one job, whose number of ranks, --world-size, is missing"},
 		"an attempt":      {[]string{"--listen", "127.0.0.1:0", "--restart", "1"}, exit.Usage, "--restart is of one job"},
 		"no ranks":        {[]string{"--listen", "127.0.0.1:0", "--world-size", "0"}, exit.Usage, "is 0, which is no number of ranks"},
-		"one that stays":  {[]string{"--listen", "127.0.0.1:0", "--stay", "--world-size", "2"}, exit.Usage, "--stay is for any number of jobs"},
+		"one that stays":  {[]string{"--listen", "127.0.0.1:0", "--stay", "--world-size", "2"}, exit.Usage, "--stay is for any number of jobs, and world-size (flag --world-size), which is 2, for one"},
 		"jobs of anybody": {[]string{"--listen", "0.0.0.0:0"}, exit.Failure, "symmem: rendezvous: --listen is 0.0.0.0:0; allowed: a loopback"},
 		"a short token":   {[]string{"--listen", "0.0.0.0:0", "--token", "abc"}, exit.Failure, "rendezvous: the length of token (flag --token) is 3; allowed: at least 16 bytes where --listen, "},
 		"arguments":       {[]string{"--listen", "127.0.0.1:0", "2"}, exit.Usage, "takes no arguments"},
@@ -152,6 +152,11 @@ func TestRendezvousRefuses(t *testing.T) {
 			assert.Empty(t, r.out, "no address is told of a service that is not there")
 		})
 	}
+	t.Run("one that stays, by a variable", func(t *testing.T) {
+		r := call(t, "", environ("SYMMEM_WORLD_SIZE=4"), "rendezvous", "--listen", "127.0.0.1:0", "--stay")
+		assert.Equal(t, exit.Usage, r.status)
+		assert.Contains(t, r.err, "world-size (variable SYMMEM_WORLD_SIZE), which is 4, for one")
+	})
 	t.Run("an output that takes nothing", func(t *testing.T) {
 		var errOut syncBuffer
 		status := run(t.Context(), []string{"rendezvous", "--listen", "127.0.0.1:0", "--world-size", "2"}, nil, fullWriter{}, &errOut, environ())

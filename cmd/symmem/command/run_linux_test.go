@@ -154,8 +154,8 @@ func TestRunGivesPlaces(t *testing.T) {
 	r := call(t, "", env, "run", "-n", "2", "--backend", "host,auto", "--job", "mine", "sh", "-c", show, "sh", "-n", "--bogus")
 	require.Equal(t, exit.OK, r.status, r.err)
 	assert.Equal(t, []string{
-		"[0] 0/2 0/2 0/2 0/2 served=true fd= master=: token=64 timeout=7s backend=host,auto job=mine -n --bogus",
-		"[1] 1/2 1/2 1/2 1/2 served=true fd= master=: token=64 timeout=7s backend=host,auto job=mine -n --bogus",
+		"[0] 0/2 0/2 0/2 0/2 served=true fd=-1 master=: token=64 timeout=7s backend=host,auto job=mine -n --bogus",
+		"[1] 1/2 1/2 1/2 1/2 served=true fd=-1 master=: token=64 timeout=7s backend=host,auto job=mine -n --bogus",
 	}, sortedLines(r.out))
 }
 
@@ -201,7 +201,7 @@ func TestRunKeepGoing(t *testing.T) {
 // TestRunWithAFileOfAnotherPlace: what the configuration file says of a place is of another job.
 func TestRunWithAFileOfAnotherPlace(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "settings.yaml")
-	require.NoError(t, os.WriteFile(file, []byte("rank: 5\nworld-size: 9\nlocal-rank: 3\nlocal-world-size: 4\nlauncher: slurm\nrendezvous-addr: far:1\njob: other\nrestart: 3\n"), 0o600))
+	require.NoError(t, os.WriteFile(file, []byte("rank: 5\nworld-size: 9\nlocal-rank: 3\nlocal-world-size: 4\nlauncher: slurm\nrendezvous-addr: far:1\nrendezvous-fd: 7\njob: other\nrestart: 3\n"), 0o600))
 	path, err := os.Executable()
 	require.NoError(t, err)
 	r := call(t, "", environ(roleVar+"=", "SYMMEM_CONFIG="+file), "run", "-n", "2", "env", roleVar+"=exit", path)

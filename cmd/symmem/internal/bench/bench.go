@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -82,7 +81,7 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	}
 
 	report := Report{Version: build.Read(), Date: time.Now().UTC().Truncate(time.Second), Machine: machine.Read(),
-		Command: cmdline(command, flags), Rows: []measure.Row{}}
+		Command: settings.CommandLine(command, flags), Rows: []measure.Row{}}
 	show := terminal.NewProgress(p.Err)
 	var refused error // on every rank of a job, if rank 0 cannot write the files
 	measured := func(preferences []string, hear func(fleet.Message)) (*fleet.End, error) {
@@ -172,17 +171,6 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 		return unwritable
 	}
 	return report.write(p.Out, o, outputs)
-}
-
-// cmdline returns the command with the flags that were used, without the token.
-func cmdline(command string, flags *pflag.FlagSet) []string {
-	args := strings.Fields(command)
-	flags.Visit(func(f *pflag.Flag) {
-		if f.Name != "token" {
-			args = append(args, "--"+f.Name+"="+f.Value.String())
-		}
-	})
-	return args
 }
 
 // outputFiles are the files that bench writes at the end; nil where none was asked for.

@@ -114,6 +114,10 @@ func (d *Diagnosis) judge(cfg config.Config) {
 		d.Verdict.Text = "the configuration is not valid: " + terminal.OneLine(strings.ReplaceAll(d.Config.Error, "\n", "; "))
 		return
 	}
+	if unknown := fleet.UnknownLauncher(cfg); unknown != "" {
+		d.Verdict.Text = unknown
+		return
+	}
 	chosen, wanted, err := backend.Pick(cfg.Backend, func(name string) (usable, onHost bool, err error) {
 		b := d.find(name)
 		return b.Available, b.Capabilities.OnHost, nil

@@ -10,6 +10,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 	"github.com/symmem/symmem/cmd/symmem/internal/suggest"
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/group"
 )
 
 // All stands, in the flag --backend of verify and bench, for every backend in turn.
@@ -60,6 +61,23 @@ func UnknownBackend(cfg config.Config) string {
 		}
 	}
 	return ""
+}
+
+// Launchers returns the values of the setting launcher.
+func Launchers() (names []string) {
+	for _, l := range group.Launchers(func(string) string { return "" })[1:] { // the first is what is given explicitly, which is no launcher
+		names = append(names, l.Launcher)
+	}
+	return names
+}
+
+// UnknownLauncher says that the setting launcher names none, where that comes from and which there are; "" if it does, or is empty.
+func UnknownLauncher(cfg config.Config) string {
+	known := Launchers()
+	if cfg.Launcher == "" || slices.ContainsFunc(known, func(name string) bool { return strings.EqualFold(name, cfg.Launcher) }) {
+		return ""
+	}
+	return fmt.Sprintf("there is no launcher %s (%s); there are %s%s", cfg.Launcher, cfg.Source("launcher"), strings.Join(known, ", "), suggest.DidYouMean(cfg.Launcher, known))
 }
 
 // Names splits a list of backends, the value of flag. Names that are neither registered nor in also are refused with an *exit.Error,

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"runtime/pprof"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -136,7 +138,8 @@ func (j *Job) Agree(ctx context.Context, r *symmem.Rank, what string, mistake er
 
 // Run opens the first of the preferred backends that all ranks of the job can use, calls work, and closes the backend. Every rank does. Without
 // preferences the configuration decides. hear is called with what this rank reports. What goes wrong is in End; the job cannot be used any more then.
-// It blocks until work has returned. If the rank hangs, the stacks of its goroutines are printed and the process ends with status 1.
+// It blocks until work has returned. On rank 0 a signal that asks to end it ends the context of work, so that what was found until then can be printed; a second one ends the
+// process, and on other ranks the first does. If the rank hangs, the stacks of its goroutines are printed and the process ends with status 1.
 func (j *Job) Run(ctx context.Context, preferences []string, hear func(Message), work func(context.Context, *symmem.Rank, *Reporter) error) (*End, error) {
 	cfg := j.Config
 	if preferences != nil {
@@ -159,10 +162,38 @@ func (j *Job) Run(ctx context.Context, preferences []string, hear func(Message),
 		hear(m)
 		return nil
 	}}
+	ctx, interrupted := j.interruptible(ctx)
 	if err := j.run(ctx, cfg, rep, watch, work); err != nil {
 		end.Failure = err.Error()
 	}
+	end.Interrupted = interrupted()
 	return end, nil
+}
+
+// interruptible returns a context that ends with the first signal that asks rank 0 to end. What it returns beside that is called at the end, once, and gives the signal, nil if
+// there was none.
+func (j *Job) interruptible(ctx context.Context) (_ context.Context, interrupted func() os.Signal) {
+	ctx, cancel := context.WithCancel(ctx)
+	signals, over := make(chan os.Signal, 1), make(chan struct{})
+	if j.Launch.Rank == 0 {
+		signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	}
+	var got os.Signal
+	go func() {
+		defer close(over)
+		select {
+		case got = <-signals:
+			signal.Stop(signals) // the next one ends this process
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() os.Signal {
+		cancel()
+		<-over
+		signal.Stop(signals)
+		return got
+	}
 }
 
 func (j *Job) run(ctx context.Context, cfg config.Config, rep *Reporter, watch *time.Timer, work func(context.Context, *symmem.Rank, *Reporter) error) error {

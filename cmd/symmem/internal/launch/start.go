@@ -294,8 +294,9 @@ func (p *meetingPlace) variables(rank, ranks int) []string {
 		"SYMMEM_LAUNCHER=none", // so that nothing of a launcher further out fills a gap
 		"SYMMEM_RENDEZVOUS_ADDR=" + p.addr,
 		"SYMMEM_RENDEZVOUS_SERVED=true",
+		"SYMMEM_RENDEZVOUS_FD=-1", // whatever a configuration file says of another job
 		"SYMMEM_JOB=" + p.job,
-		"SYMMEM_RESTART=0", // whatever a configuration file says of another job
+		"SYMMEM_RESTART=0", // the same
 		"SYMMEM_TOKEN=" + p.token,
 	}
 	for _, prefix := range []string{"SYMMEM_", ""} {

@@ -226,17 +226,25 @@ const checkPeriod = 61
 // distinct returns element i of what a rank has: 1 to 61, and another number than other ranks have there, up to so many of them.
 func distinct(rank int, i int64) float32 { return float32(1 + (i+7*int64(rank))%checkPeriod) }
 
-// checkValue returns element i of the input of a rank: 1 or 2, of rank 0 without any order, so that results differ from place to place. It is the same everywhere for
-// averages, which would be rounded, and where the sums or products of many ranks would leave the range of small integers.
+// checkValue returns element i of the input of a rank: 1 or 2, of rank 0 without any order, so that results differ from place to place. Where the sums or products of all
+// ranks would leave the range of small integers, some ranks after each other have that, other ones in each place, and the rest what changes nothing. Averages, which would be
+// rounded, are of what is the same on all ranks.
 func checkValue(op kernels.Op, ranks, rank int, i int64) float32 {
-	const manyFactors, manyTerms = 11, 60
-	switch {
-	case (op == kernels.Sum || op == kernels.Avg) && ranks > manyTerms:
-		return 0
-	case op == kernels.Avg, op == kernels.Prod && ranks > manyFactors:
-		return 1
-	}
+	const manyFactors, manyTerms = 10, 60
 	i %= checkPeriod
+	// few reports whether a rank is among those of a place.
+	few := func(most int) bool {
+		step := (int64(ranks) + checkPeriod - 1) / checkPeriod
+		return ranks <= most || (int64(rank)+i*step)%int64(ranks) < int64(most)
+	}
+	switch {
+	case op == kernels.Avg && ranks > manyTerms:
+		return 0
+	case op == kernels.Avg, op == kernels.Prod && !few(manyFactors):
+		return 1
+	case op == kernels.Sum && !few(manyTerms):
+		return 0
+	}
 	if rank == 0 {
 		return float32(1 + i*i%checkPeriod%2)
 	}

@@ -182,7 +182,7 @@ func (b *bencher) besideMatMul(ctx context.Context, p product, bytes int64, algo
 
 // besideNCCL is the same with NCCL's all-reduce, in as many blocks as NCCL takes by itself.
 func (b *bencher) besideNCCL(ctx context.Context, row Row, p product) error {
-	in, out, free, err := b.peerBuffers(row)
+	in, out, free, err := b.agreedBuffers(ctx, row)
 	if err != nil {
 		return err
 	}

@@ -118,6 +118,11 @@ func (b *bencher) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if b.peer != nil {
+		var end func(error) error
+		ctx, end = b.untilLost(ctx)
+		defer func() { err = end(err) }()
+	}
 	for _, kind := range b.spec.Kinds {
 		switch kind {
 		case AllReduce:

@@ -54,6 +54,25 @@ func TestCheckValuesFit(t *testing.T) {
 	}
 }
 
+// TestChecksSeeWhatIsMissing holds that sums and products of any number of ranks are other than what is there before, on every rank and where nothing is written, and that sums have
+// something of each rank.
+func TestChecksSeeWhatIsMissing(t *testing.T) {
+	for _, op := range []kernels.Op{kernels.Sum, kernels.Prod} {
+		for _, ranks := range []int{2, 11, 12, 60, 61, 128, 1024} {
+			for rank := range ranks {
+				untouched, cleared, has := true, true, false
+				for i := range int64(checkPeriod) {
+					value, want := checkValue(op, ranks, rank, i), checkWant(op, ranks, i)
+					untouched, cleared, has = untouched && value == want, cleared && want == 0, has || value != 0
+				}
+				assert.False(t, untouched, "%v of %d ranks: what rank %d puts in is right", op, ranks, rank)
+				assert.False(t, cleared, "%v of %d ranks: zeros are right", op, ranks)
+				assert.True(t, has, "%v of %d ranks: rank %d may be left out", op, ranks, rank)
+			}
+		}
+	}
+}
+
 func TestChecksOfTheEnds(t *testing.T) {
 	var r reduction
 	assert.Equal(t, []int64{0, 10, 20}, r.starts(part{elements: 25}, 10))

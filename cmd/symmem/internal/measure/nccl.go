@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
+	"time"
 
+	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
@@ -229,6 +232,48 @@ func bounded[T any](ctx context.Context, d *cuda.Device, what string, call func(
 	})
 }
 
+// peerEnd is how long NCCL gets to end what waits for a rank that is gone.
+const peerEnd = 5 * time.Second
+
+// untilLost returns a context that ends when a rank is lost, since work of NCCL's that waits for it does not. end is called with the error of what was done within, and returns it with
+// the loss; after an error it ends the communicators without the other ranks, so that the stream has nothing left to wait for.
+func (b *bencher) untilLost(ctx context.Context) (_ context.Context, end func(error) error) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-b.r.Group().Lost():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func(err error) error {
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if lost := b.r.Group().Err(); errors.Is(lost, symmem.ErrPeerLost) && !errors.Is(err, symmem.ErrPeerLost) {
+			err = fmt.Errorf("%w: %w", lost, err)
+		}
+		b.abandonPeer(err)
+		return err
+	}
+}
+
+// abandonPeer aborts the communicators, all at once, as one may wait for the kernels of another. What cannot be ended ends with the process.
+func (b *bencher) abandonPeer(cause error) {
+	if b.peer == nil {
+		return
+	}
+	within, cancel := context.WithTimeout(context.Background(), peerEnd)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, c := range append([]symmetricComm{{comm: b.peer.comm}}, b.peer.symmetric...) {
+		wg.Go(func() { _ = c.comm.Abort(within, cause) })
+	}
+	wg.Wait()
+	b.peer = nil
+}
+
 // closePeer destroys the communicator, if there is one. Collective.
 func (b *bencher) closePeer(ctx context.Context) error {
 	if b.peer == nil {
@@ -281,7 +326,7 @@ func (b *bencher) ncclCollective(ctx context.Context, like Row) error {
 
 // plainCollective is ncclCollective on plain device memory.
 func (b *bencher) plainCollective(ctx context.Context, like Row) error {
-	in, out, free, err := b.peerBuffers(like)
+	in, out, free, err := b.agreedBuffers(ctx, like)
 	if err != nil {
 		return err
 	}
@@ -310,6 +355,18 @@ func (b *bencher) sides(like Row) (in, out int64) {
 		out /= w
 	}
 	return in, out
+}
+
+// agreedBuffers is peerBuffers on all ranks, or on none: one that has no memory would leave the others in NCCL's call for good. Collective.
+func (b *bencher) agreedBuffers(ctx context.Context, like Row) (in, out device.Ptr, free func() error, err error) {
+	in, out, free, err = b.peerBuffers(like)
+	if voted := b.r.Group().Vote(ctx, "memory for the peer", err); voted != nil {
+		if err == nil {
+			voted = errors.Join(voted, free())
+		}
+		return 0, 0, nil, voted
+	}
+	return in, out, free, nil
 }
 
 // peerBuffers allocates what the peer reads in the collective of a row, and where to it writes, which is the same in place.

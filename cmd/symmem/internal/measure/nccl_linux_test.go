@@ -14,6 +14,7 @@ import (
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/native"
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/nccl"
 	"github.com/symmem/symmem/internal/simcuda"
 	"github.com/symmem/symmem/internal/simlib"
@@ -159,6 +160,45 @@ func TestNCCLThatLacks(t *testing.T) {
 	assert.Equal(t, AllToAll, skipped[0].Kind)
 	assert.Contains(t, skipped[0].Note, "all_to_all is not measured: rank 1: NCCL")
 	assert.Contains(t, skipped[0].Note, "2.28.3 or newer")
+}
+
+// TestNCCLWithLittleMemory: a rank that has no memory for what the peer works on leaves no other in a call of NCCL: all end, and what was measured before is there.
+func TestNCCLWithLittleMemory(t *testing.T) {
+	for at := range 2 { // the input, and the output
+		rows, err := besideNCCL(t, 2, Spec{Kinds: []string{AllGather}, Sizes: []int64{256}, DType: "f32"}, func(rank int, f *nccl.Functions) {
+			right, calls := f.MemAlloc, 0
+			f.MemAlloc = func(p *uint64, bytes uintptr) nccl.Result {
+				if calls++; rank == 1 && calls == 2+at { // the first one is tried without anything to measure
+					return nccl.SystemError
+				}
+				return right(p, bytes)
+			}
+		})
+		failure, ok := errors.AsType[*group.VoteError](err)
+		require.True(t, ok, err)
+		assert.Contains(t, failure.Error(), "memory for the peer's symmetric windows")
+		var backends []string
+		for _, row := range rows {
+			backends = append(backends, row.Backend)
+		}
+		assert.Equal(t, []string{native.Name, NCCL}, backends)
+	}
+}
+
+// TestNCCLWhereOneRankEnds: a rank that ends while the others' work in NCCL waits for it is missed at once: no loss of a rank ends such work.
+func TestNCCLWhereOneRankEnds(t *testing.T) {
+	rows, err := besideNCCL(t, 2, Spec{Kinds: []string{AllGather}, Sizes: []int64{256}, DType: "f32"}, func(rank int, f *nccl.Functions) {
+		right, calls := f.AllGather, 0
+		f.AllGather = func(send, recv uint64, n uintptr, t nccl.DataType, h nccl.CommHandle, stream uintptr) nccl.Result {
+			if calls++; rank == 1 && calls == 2 {
+				return nccl.SystemError
+			}
+			return right(send, recv, n, t, h, stream)
+		}
+	})
+	require.ErrorIs(t, err, symmem.ErrPeerLost)
+	require.Len(t, rows, 1)
+	assert.Equal(t, native.Name, rows[0].Backend)
 }
 
 // TestNCCLThatIsWrong: a peer whose results are wrong is not measured, whatever the collective.

@@ -155,15 +155,13 @@ func (b *bencher) symmetricCollective(ctx context.Context, like Row) error {
 		return nil
 	}
 	ins, outs := b.sides(like)
-	in, err := b.newWindow(ctx, ins)
-	if err != nil {
-		return err
-	}
+	in, failure := b.newWindow(ctx, ins)
 	out := in
-	if like.Place != inPlace {
-		if out, err = b.newWindow(ctx, outs); err != nil {
-			return err
-		}
+	if failure == nil && like.Place != inPlace {
+		out, failure = b.newWindow(ctx, outs)
+	}
+	if err := b.r.Group().Vote(ctx, "memory for the peer's symmetric windows", failure); err != nil {
+		return err // what there is of it ends with the process
 	}
 	var best []float64 // of the slowest rank, by repetition
 	chosen := ""
@@ -201,6 +199,7 @@ func (b *bencher) symmetricCollective(ctx context.Context, like Row) error {
 	if err := b.tellRow(row, best); err != nil {
 		return err
 	}
+	var err error
 	if out != in {
 		err = out.free()
 	}

@@ -122,7 +122,7 @@ func startPyTorch(ctx context.Context, spec *PeerSpec) (*pytorchPeer, error) {
 	if interpreter == "" {
 		interpreter = pytorchInterpreter
 	}
-	p := &pytorchPeer{cmd: exec.CommandContext(ctx, interpreter, "-c", pytorchScript), within: min(pytorchTime, spec.Timeout*3/4), answers: make(chan pytorchAnswer, 1)}
+	p := &pytorchPeer{cmd: exec.CommandContext(ctx, interpreter, "-c", pytorchScript), within: min(pytorchTime, spec.Timeout/4*3), answers: make(chan pytorchAnswer, 1)}
 	p.cmd.Env = os.Environ()
 	for name, off := range map[string]string{"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"} {
 		if os.Getenv(name) == "" && !spec.Multicast { // what is empty says nothing to them

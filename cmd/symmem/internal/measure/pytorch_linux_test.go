@@ -1,6 +1,7 @@
 package measure
 
 import (
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -212,5 +213,18 @@ func TestPyTorchScript(t *testing.T) {
 	_, errs = measured(false)
 	for _, err := range errs {
 		require.ErrorContains(t, err, "rank 0: two_shot_all_reduce_ gave another sum of 128 elements")
+	}
+}
+
+// TestPyTorchIsWaitedFor: no timeout is so long that the process is not waited for at all.
+func TestPyTorchIsWaitedFor(t *testing.T) {
+	for timeout, within := range map[time.Duration]time.Duration{time.Minute: 45 * time.Second, 1000000 * time.Hour: pytorchTime, math.MaxInt64: pytorchTime} {
+		p, err := startPyTorch(t.Context(), &PeerSpec{PyTorch: true, Library: fakePython(t, `{"version": "1"}`), Timeout: timeout})
+		require.NoError(t, err)
+		assert.Equal(t, within, p.within)
+		a, err := p.ask(t.Context(), pytorchJob{})
+		assert.NoError(t, err, timeout)
+		assert.Equal(t, "1", a.Version)
+		p.close()
 	}
 }

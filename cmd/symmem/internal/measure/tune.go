@@ -643,23 +643,61 @@ func (t *tuner) runsOf(ctx context.Context, enqueue func() error) (int, error) {
 
 // pool is tensors that are used again and again, so that a plan costs no rendezvous.
 type pool struct {
-	most int64 // bytes of the largest message
-	kept map[tensor.DType][]*tensor.Tensor
-	next int // the number of the next tensor of a plan
+	most   int64                             // bytes of the largest message
+	kept   map[tensor.DType][]*tensor.Tensor // nil among them for one that could not be had
+	next   int                               // the number of the next tensor of a plan
+	scarce bool                              // there was no memory for the largest message: tensors are as long as what is measured
 }
 
-// take gives the next tensor of a plan.
+// take gives the next tensor of a plan. Where there is no memory for it on some rank, the error is the same on all. Collective.
 func (p *pool) take(ctx context.Context, b *bencher, dtype tensor.DType, bytes int64) (tensor.SymmetricTensor, error) {
 	if p.next == len(p.kept[dtype]) {
-		t, err := b.newTensor(ctx, dtype, p.most+int64(b.r.WorldSize())*vectorBytes) // see shareOf
+		p.kept[dtype] = append(p.kept[dtype], nil)
+	}
+	t := &p.kept[dtype][p.next]
+	if *t != nil && (*t).Bytes() < bytes {
+		short := *t
+		*t = nil
+		if err := short.Close(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if *t == nil {
+		made, err := p.add(ctx, b, dtype, bytes)
 		if err != nil {
 			return nil, err
 		}
-		p.kept[dtype] = append(p.kept[dtype], t)
+		*t = made
 	}
-	t := p.kept[dtype][p.next]
 	p.next++
-	return t.Sub(0, (bytes+dtype.Bytes()-1)/dtype.Bytes())
+	return (*t).Sub(0, (bytes+dtype.Bytes()-1)/dtype.Bytes())
+}
+
+// add makes a tensor for messages of any size or, where there is no memory for that, for one of bytes.
+func (p *pool) add(ctx context.Context, b *bencher, dtype tensor.DType, bytes int64) (*tensor.Tensor, error) {
+	if !p.scarce {
+		t, err := b.agreedTensor(ctx, dtype, p.most+int64(b.r.WorldSize())*vectorBytes) // see shareOf
+		if err == nil || !cannot(err) {
+			return t, err
+		}
+		p.scarce = true
+	}
+	return b.agreedTensor(ctx, dtype, bytes)
+}
+
+// agreedTensor is newTensor for ranks that go on without the tensor: they have it all, or none.
+func (b *bencher) agreedTensor(ctx context.Context, dtype tensor.DType, bytes int64) (*tensor.Tensor, error) {
+	t, err := b.r.Zeros(ctx, dtype, (bytes+dtype.Bytes()-1)/dtype.Bytes())
+	if voted := b.r.Group().Vote(ctx, "memory to measure with", err); voted != nil {
+		if err == nil {
+			voted = errors.Join(voted, t.Close(ctx))
+		}
+		return nil, voted
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return nil, errors.Join(err, t.Close(ctx))
+	}
+	return t, nil
 }
 
 // close closes the tensors, in the same order on all ranks.
@@ -667,7 +705,9 @@ func (p *pool) close(ctx context.Context) error {
 	var err error
 	for _, d := range tensor.DTypes() {
 		for _, t := range p.kept[d] {
-			err = errors.Join(err, t.Close(ctx))
+			if t != nil {
+				err = errors.Join(err, t.Close(ctx))
+			}
 		}
 	}
 	return err

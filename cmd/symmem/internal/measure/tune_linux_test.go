@@ -142,6 +142,29 @@ func TestTuneOnSimulatedGPUs(t *testing.T) {
 	}
 }
 
+// TestTuneWithLittleMemory: where one rank has no memory for the largest message, no rank measures it, and all of them measure what there is memory for.
+func TestTuneWithLittleMemory(t *testing.T) {
+	m, err := simcuda.New(simcuda.Config{GPUs: 2, Each: []simcuda.GPU{{}, {Memory: 64 << 20}}, Seed: 1})
+	require.NoError(t, err)
+	cfg := config.Default()
+	cfg.Backend, cfg.Multicast, cfg.KernelTimeout = []string{native.Name}, config.MulticastOff, time.Minute
+	ranks, err := symmem.OpenLocal(t.Context(), 2, cfg, &symmem.Options{Backend: &native.Options{Driver: m.Driver()}})
+	require.NoError(t, err)
+	var f found
+	spec := TuneSpec{Kinds: []string{AllReduce, AllGather}, Sizes: []int64{1 << 10, 16 << 10, 128 << 20}, DTypes: []string{"bf16"}, Repetitions: 3}
+	onRanks(t, ranks, func(r *symmem.Rank) error {
+		return errors.Join(Tune(t.Context(), r, spec, &f), r.Close(context.WithoutCancel(t.Context())))
+	})
+	require.Empty(t, m.Left())
+	require.Empty(t, m.Violations())
+	require.Equal(t, 6, f.machine.Points)
+	var measured []int64
+	for _, p := range f.points {
+		measured = append(measured, p.Bytes)
+	}
+	assert.Equal(t, []int64{1 << 10, 16 << 10, 1 << 10, 16 << 10}, measured)
+}
+
 // TestTuneListsOnTheHost: each form that a list has on the host is measured, those too that Auto takes for short lists only.
 func TestTuneListsOnTheHost(t *testing.T) {
 	cfg := config.Default()

@@ -111,7 +111,7 @@ func Here(ctx context.Context, p *process.Process, name string) (Finding, error)
 		return Finding{}, err
 	}
 	return find(name, func() (backend.Capabilities, error) {
-		c, err := f.Probe(ctx, environment(p))
+		c, err := backend.Probe(ctx, name, environment(p))
 		if pre, ok := f.(backend.Preflighter); ok && err == nil {
 			err = pre.Preflight(ctx, environment(p))
 		}
@@ -169,8 +169,9 @@ func environment(p *process.Process) *backend.Env {
 		cfg = config.Default()
 	}
 	return &backend.Env{
-		Device: cfg.Device, ShareDevice: cfg.ShareDevice, Multicast: cfg.Multicast, KernelTimeout: cfg.KernelTimeout,
-		Options: cfg.BackendOptions, Getenv: p.Getenv, Logger: slog.New(slog.DiscardHandler),
+		Device: cfg.Device, ShareDevice: cfg.ShareDevice, Multicast: cfg.Multicast, NetDevices: cfg.NetDevices, UnprotectedNetwork: cfg.UnprotectedNetwork,
+		KernelTimeout: cfg.KernelTimeout,
+		Options:       cfg.BackendOptions, Getenv: p.Getenv, Logger: slog.New(slog.DiscardHandler),
 	}
 }
 

@@ -82,7 +82,7 @@ does not end before the ranks of all its jobs have had the time to come back: --
 			}
 		}
 		if one && stay {
-			return exit.Usagef("--stay is for any number of jobs, and --world-size for one")
+			return exit.Usagef("--stay is for any number of jobs, and %s, which is %d, for one", named("world-size", cfg), cfg.WorldSize)
 		}
 		opts := &group.Options{
 			Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout, Store: cfg.RendezvousStore.Reveal(), Stay: stay,

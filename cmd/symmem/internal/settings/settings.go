@@ -101,6 +101,22 @@ func File(flags *pflag.FlagSet) string {
 	return f.Value.String()
 }
 
+// CommandLine returns a command with the flags that were given to it, as it can be given again, without the token.
+func CommandLine(command string, flags *pflag.FlagSet) []string {
+	args := strings.Fields(command)
+	flags.Visit(func(f *pflag.Flag) {
+		if f.Name == "token" {
+			return
+		}
+		text := f.Value.String()
+		if list, ok := f.Value.(pflag.SliceValue); ok { // whose text has brackets, which are no part of a name
+			text = strings.Join(list.GetSlice(), ",")
+		}
+		args = append(args, "--"+f.Name+"="+text)
+	})
+	return args
+}
+
 // HeardByRanks returns an error, an *exit.Error with status 2, if a flag is empty and the file has a value for its setting. Ranks are given variables, of which
 // an empty one counts as unset, and would take that value.
 func HeardByRanks(flags *pflag.FlagSet, environ []string, cfg config.Config) error {

@@ -35,3 +35,10 @@ func TestIncomplete(t *testing.T) {
 	_, err := tuning.Parse("x", []byte(cut.String()))
 	assert.ErrorContains(t, err, "incomplete")
 }
+
+// TestUnmeasured: whatever kept sizes from being measured, the user hears that they were not.
+func TestUnmeasured(t *testing.T) {
+	assert.Empty(t, unmeasured("", 6, 6))
+	assert.Equal(t, "the time of 1m0s was over: 4 of 6 sizes were measured", unmeasured("the time of 1m0s was over", 4, 6))
+	assert.Equal(t, "4 of 6 sizes were measured: for the others a rank had no memory, or there was no form", unmeasured("", 4, 6))
+}

@@ -124,10 +124,11 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 		return err
 	}
 	table := tableOf(where, points)
-	table.Machine, table.Date, table.Command = describe(where), time.Now().UTC().Format(time.DateOnly), strings.Join(cmdline(command, flags), " ")
+	table.Machine, table.Date, table.Command = describe(where), time.Now().UTC().Format(time.DateOnly), strings.Join(settings.CommandLine(command, flags), " ")
 	table.Notes = append(table.Notes, "Made by "+build.Read().String()+".")
-	if late != "" {
-		table.Notes = append(table.Notes, fmt.Sprintf("%s with %d of %d sizes measured; rules without a measurement are as they were.", late, len(points), where.Points))
+	missing := unmeasured(late, len(points), where.Points)
+	if missing != "" {
+		table.Notes = append(table.Notes, missing+"; rules without a measurement are as they were.")
 	}
 	for i := range table.Rules {
 		if table.Rules[i].Source == "" {
@@ -177,13 +178,24 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	default:
 		err = errors.Join(err, writeIncomplete(p.Out, table, incomplete))
 	}
-	if whole && late != "" {
-		fmt.Fprintf(p.Err, "%s: %d of %d sizes were measured\n", late, len(points), where.Points)
+	if whole && missing != "" {
+		fmt.Fprintln(p.Err, missing)
 	}
 	if written {
 		fmt.Fprintf(p.Err, "wrote %s; SYMMEM_TUNING=%s uses it\n", o.OutputFile, o.OutputFile)
 	}
 	return err
+}
+
+// unmeasured says that only n of all sizes were measured, and why; "" if all were. late says that the time was over.
+func unmeasured(late string, n, all int) string {
+	switch {
+	case late != "":
+		return fmt.Sprintf("%s: %d of %d sizes were measured", late, n, all)
+	case n < all:
+		return fmt.Sprintf("%d of %d sizes were measured: for the others a rank had no memory, or there was no form", n, all)
+	}
+	return ""
 }
 
 // describe says on what was measured.
@@ -209,17 +221,6 @@ func kept(path string) (*outfile.File, error) {
 		return nil, exit.UsageError(fmt.Errorf("--output: %w", err))
 	}
 	return to, nil
-}
-
-// cmdline returns the command with the flags that were used, without the token.
-func cmdline(command string, flags *pflag.FlagSet) []string {
-	args := strings.Fields(command)
-	flags.Visit(func(f *pflag.Flag) {
-		if f.Name != "token" {
-			args = append(args, "--"+f.Name+"="+f.Value.String())
-		}
-	})
-	return args
 }
 
 // teller reports to the parent. It is a measure.TuneReporter.

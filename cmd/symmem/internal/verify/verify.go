@@ -160,11 +160,14 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 		v.Backends = append(v.Backends, b)
 		if job != nil && b.broken() {
 			// The ranks may be at different places, so they cannot go on to another backend.
-			_ = v.conclude(p, o, nil) // this is a failure, whatever else is
-			if job.Launch.Rank != 0 {
+			err := v.conclude(p, o, interrupted)
+			switch {
+			case job.Launch.Rank != 0:
 				return job.Fail(b.Reason)
+			case interrupted != nil:
+				return err
 			}
-			return &exit.Error{Status: exit.Failure}
+			return &exit.Error{Status: exit.Failure} // whatever else is
 		}
 		// A required backend that was not run, because auto took another, is run by name.
 		if i == len(choice.Runs)-1 {
