@@ -104,7 +104,7 @@ func firstNetworks() []route {
 func chosenByUser() string {
 	var set []string
 	for _, name := range userNetwork {
-		if value, ok := os.LookupEnv(name); ok {
+		if value, ok := nixl.UserVariable(name); ok {
 			set = append(set, name+"="+value)
 		}
 	}
@@ -327,11 +327,11 @@ func (b *Backend) judge(o *Options, n route) error {
 	case reachHosts:
 		who = fmt.Sprintf("whoever can send to %s (%s)", n.addrs, n.devices)
 	case reachUser:
-		if staysOnHost(os.Getenv("UCX_TLS")) {
+		if transports, _ := nixl.UserVariable("UCX_TLS"); staysOnHost(transports) {
 			return nil
 		}
 		who = fmt.Sprintf("whoever can send to the devices that %s leaves", chosenByUser())
-		if os.Getenv("UCX_NET_DEVICES") == loopback {
+		if devices, _ := nixl.UserVariable("UCX_NET_DEVICES"); devices == loopback {
 			who = "every user of this host"
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -96,6 +97,39 @@ func TestChooseRoute(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, reachUser, got.reach)
 	assert.Equal(t, map[string]string{"POSIX_ERROR_HANDLING": "y", "TCP_USER_TIMEOUT": "11000ms"}, got.settings(), "the user's choice of networks is left alone")
+}
+
+// TestChoiceBesideAnAgent: what a variable of UCX's holds only because the agent of another rank of this process is being made is no choice of the user's. It
+// would let this rank's agent open every network.
+func TestChoiceBesideAnAgent(t *testing.T) {
+	withoutUserNetwork(t)
+	RequireLibrary(t)
+	lib, err := load("", 0, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	d, err := devhost.New(nil)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, d.Close()) }()
+	apart := places(t, "x", "y")[0]
+	made := make(chan error, 1)
+	go func() {
+		a, err := makeAgent(t.Context(), lib, d, "beside-"+nonce(), route{reach: reachHosts, devices: "lo,lo"}, false)
+		if err == nil {
+			err = a.Close()
+		}
+		made <- err
+	}()
+	for {
+		assert.Empty(t, chosenByUser())
+		got, err := choose(t.Context(), &Options{NetDevices: []string{"lo"}}, apart, []location{{}, {}})
+		require.NoError(t, err)
+		require.Equal(t, reachHosts, got.reach)
+		select {
+		case err := <-made:
+			require.NoError(t, err)
+			return
+		case <-time.After(time.Millisecond):
+		}
+	}
 }
 
 // TestProcessesApart: processes in containers of their own do not reach each other's memory.

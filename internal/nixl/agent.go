@@ -99,6 +99,43 @@ func (l *Library) NewAgentWithin(ctx context.Context, scope func(func() error) e
 // that change it meanwhile.
 var environment sync.RWMutex
 
+// lent are the variables that such a change has set, for as long as they are there.
+var lent struct {
+	sync.Mutex
+	names map[string]bool
+}
+
+// UserVariable is os.LookupEnv for a variable of UCX's. One that is there only because an agent is being made is not set: the user has not chosen it.
+func UserVariable(name string) (value string, set bool) {
+	lent.Lock()
+	defer lent.Unlock()
+	if lent.names[name] {
+		return "", false
+	}
+	return os.LookupEnv(name)
+}
+
+// lend sets a variable. takeBack ends that.
+func lend(name, value string) error {
+	lent.Lock()
+	defer lent.Unlock()
+	if err := os.Setenv(name, value); err != nil {
+		return fmt.Errorf("setting %s for UCX: %w", name, err)
+	}
+	if lent.names == nil {
+		lent.names = map[string]bool{}
+	}
+	lent.names[name] = true
+	return nil
+}
+
+func takeBack(name string) {
+	lent.Lock()
+	defer lent.Unlock()
+	_ = os.Unsetenv(name) // it was set, so its name is right
+	delete(lent.names, name)
+}
+
 // start makes the engine with UCX's settings.
 func (a *Agent) start(settings map[string]string) error {
 	l := a.lib
@@ -152,10 +189,10 @@ func withEnvironment(settings map[string]string, f func() error) error {
 		if _, set := os.LookupEnv(name); set {
 			continue
 		}
-		if err := os.Setenv(name, value); err != nil {
-			return fmt.Errorf("setting %s for UCX: %w", name, err)
+		if err := lend(name, value); err != nil {
+			return err
 		}
-		defer func() { _ = os.Unsetenv(name) }() // it was set, so its name is right
+		defer takeBack(name)
 	}
 	return f()
 }
@@ -163,7 +200,7 @@ func withEnvironment(settings map[string]string, f func() error) error {
 // whyNoEngine names the settings that most often keep UCX from starting.
 func whyNoEngine() string {
 	for _, name := range []string{"UCX_TLS", "UCX_NET_DEVICES", "UCX_MODULE_DIR", "NIXL_PLUGIN_DIR"} {
-		if value, set := os.LookupEnv(name); set && (name != "UCX_MODULE_DIR") {
+		if value, set := UserVariable(name); set && (name != "UCX_MODULE_DIR") {
 			return fmt.Sprintf("%s is %q, which may leave UCX without a transport that can do it (with UCX_TLS, one of them must be posix, tcp or "+
 				"that of a network card): unset it; ", name, value)
 		}
