@@ -50,7 +50,7 @@ type preparedCopy struct {
 func (c *copies) enqueue(s device.Stream, b backend.Transferrer, local *entry, key copyKey) error {
 	p := c.take(local, key)
 	if p == nil {
-		block := backend.Block{Local: key.local, Remote: key.window.mapping, Offset: key.offset, Bytes: key.bytes}
+		block := backend.Block{Alloc: local.alloc, Local: key.local, Remote: key.window.mapping, Offset: key.offset, Bytes: key.bytes}
 		work, err := b.PrepareTransfer(key.op, key.peer, []backend.Block{block})
 		if err != nil {
 			return fmt.Errorf("%s of rank %d: %w", key.op, key.peer, err)

@@ -93,6 +93,7 @@ func (m *Memory) prepareTransfer(op backend.TransferOp, peer int, posted bool, b
 		return nil, errs.Invalid(name, "blocks", "an empty list", "at least one block")
 	}
 	var sides []side
+	locals := make([]*entry, len(blocks)) // nil of empty ones
 	near := true
 	for i, b := range blocks {
 		e, err := m.block(i, b)
@@ -102,6 +103,7 @@ func (m *Memory) prepareTransfer(op backend.TransferOp, peer int, posted bool, b
 		if e == nil {
 			continue
 		}
+		locals[i] = e
 		arg := blockName(i)
 		sides = addSide(addSide(sides, e, arg, "local"), b.Window.entry, arg, "remote")
 		near = near && b.Window.near[peer]
@@ -114,7 +116,7 @@ func (m *Memory) prepareTransfer(op backend.TransferOp, peer int, posted bool, b
 	t := &Transfer{memory: m, op: op, peer: peer, sides: sides, state: TransferPrepared}
 	var err error
 	if own, ok := m.transferrer(near); ok {
-		t.prepared, err = newWorkTransfer(m, own, op, peer, blocks, sides)
+		t.prepared, err = newWorkTransfer(own, op, peer, blocks, locals, sides)
 	} else {
 		t.prepared, err = newCopyTransfer(op, peer, blocks)
 	}
@@ -537,11 +539,13 @@ type workTransfer struct {
 	err    error               // of the latest run
 }
 
-func newWorkTransfer(m *Memory, b backend.Transferrer, op backend.TransferOp, peer int, blocks []TransferBlock, sides []side) (mover, error) {
+func newWorkTransfer(
+	b backend.Transferrer, op backend.TransferOp, peer int, blocks []TransferBlock, locals []*entry, sides []side,
+) (mover, error) {
 	var pieces []backend.Block
-	for _, x := range blocks {
+	for i, x := range blocks {
 		if x.Bytes > 0 {
-			pieces = append(pieces, backend.Block{Local: x.Local, Remote: x.Window.mapping, Offset: x.Offset, Bytes: x.Bytes})
+			pieces = append(pieces, backend.Block{Alloc: locals[i].alloc, Local: x.Local, Remote: x.Window.mapping, Offset: x.Offset, Bytes: x.Bytes})
 		}
 	}
 	if len(pieces) == 0 {

@@ -351,7 +351,7 @@ func TestTransferClosedWhilePolled(t *testing.T) {
 			return err
 		}
 		b := m.Backend().(*Backend)
-		x, err := b.PrepareTransfer(backend.Write, 1-m.Group().Rank(), []backend.Block{{Local: a.Ptr(), Remote: w.Mapping(), Bytes: 8}})
+		x, err := b.PrepareTransfer(backend.Write, 1-m.Group().Rank(), []backend.Block{{Alloc: a, Local: a.Ptr(), Remote: w.Mapping(), Bytes: 8}})
 		if err != nil {
 			return err
 		}
@@ -574,6 +574,55 @@ func TestRegister(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, m.Free(ctx, a))
 		return m.Device().Free(p)
+	})
+}
+
+// TestAdoptedTwice: memory that two groups have adopted goes on being moved for the one when the other has freed it.
+func TestAdoptedTwice(t *testing.T) {
+	onFakes(t, &network{}, 2, Options{}, func(ctx context.Context, m *memory.Memory) error {
+		g, err := m.Group().Sub(ctx, []int{0, 1})
+		if err != nil {
+			return err
+		}
+		sub, err := memory.Open(ctx, Name, &backend.Env{Group: g, Opened: m.Device(), Parent: m.Backend()}, nil)
+		if err != nil {
+			return err
+		}
+		p, err := m.Device().Alloc(64)
+		if err != nil {
+			return err
+		}
+		s, err := m.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		adopt := func(m *memory.Memory) (backend.Allocation, *memory.Window, error) {
+			a, err := m.Register(ctx, p, 64, "")
+			if err != nil {
+				return nil, nil, err
+			}
+			w, err := m.Rendezvous(ctx, a, memory.Record{})
+			return a, w, err
+		}
+		first, _, err := adopt(m)
+		if err != nil {
+			return err
+		}
+		a, w, err := adopt(sub)
+		if err != nil {
+			return err
+		}
+		x, err := prepare(sub, a, w)
+		if err != nil {
+			return err
+		}
+		if err := m.Free(ctx, first); err != nil {
+			return err
+		}
+		if err := errors.Join(x.Post(s), s.Synchronize(ctx), x.Close()); err != nil {
+			return fmt.Errorf("when the other group has freed its own: %w", err)
+		}
+		return errors.Join(sub.Free(ctx, a), s.Close(), sub.Close(ctx), g.Close(ctx), m.Device().Free(p))
 	})
 }
 

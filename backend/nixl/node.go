@@ -1,7 +1,6 @@
 package nixl
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -28,13 +27,12 @@ type node struct {
 
 	scratch scratch // where there are pads
 
-	mu      sync.Mutex
-	last    uint64                 // the number of the latest registration
-	regions []nixl.Block           // of the device's memory, by address
-	open    map[*transfer]struct{} // with requests, which must be released before the agent ends
-	strays  []request              // given up while the library worked on them
-	kept    []words                // given up while the library may have worked on them
-	known   map[string]bool        // the agents that are connected to
+	mu     sync.Mutex
+	last   uint64                 // the number of the latest registration
+	open   map[*transfer]struct{} // with requests, which must be released before the agent ends
+	strays []request              // given up while the library worked on them
+	kept   []words                // given up while the library may have worked on them
+	known  map[string]bool        // the agents that are connected to
 }
 
 // nonce returns a text that no other has.
@@ -88,7 +86,7 @@ func (n *node) learn(ctx context.Context, metadata []byte) (string, error) {
 	})
 }
 
-// register registers memory; that of the device can then be found by its addresses.
+// register registers memory.
 func (n *node) register(m nixl.Memory, p device.Ptr, bytes int64) (nixl.Block, error) {
 	n.mu.Lock()
 	n.last++
@@ -97,35 +95,12 @@ func (n *node) register(m nixl.Memory, p device.Ptr, bytes int64) (nixl.Block, e
 	if err := within(n.device, func() error { return n.engine.Register(m, region) }); err != nil {
 		return nixl.Block{}, err
 	}
-	if m == n.memory {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		i, _ := slices.BinarySearchFunc(n.regions, region.Addr, func(r nixl.Block, addr uint64) int { return cmp.Compare(r.Addr, addr) })
-		n.regions = slices.Insert(n.regions, i, region)
-	}
 	return region, nil
 }
 
 // deregister takes back what register did.
 func (n *node) deregister(m nixl.Memory, region nixl.Block) error {
-	n.mu.Lock()
-	n.regions = slices.DeleteFunc(n.regions, func(r nixl.Block) bool { return r == region })
-	n.mu.Unlock()
 	return within(n.device, func() error { return n.engine.Deregister(m, region) })
-}
-
-// block names bytes of the device's memory as the agent knows them.
-func (n *node) block(p device.Ptr, bytes int64) (nixl.Block, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	// Memory that was registered twice is listed twice; any region that holds all the bytes will do.
-	for _, r := range slices.Backward(n.regions) {
-		if r.Addr <= uint64(p) && uint64(p)+uint64(bytes) <= r.Addr+r.Bytes {
-			return nixl.Block{Addr: uint64(p), Bytes: uint64(bytes), Device: r.Device}, nil
-		}
-	}
-	return nixl.Block{}, errs.Invalid("transfer", "local", fmt.Sprintf("%d bytes at %s", bytes, p),
-		"memory that was allocated or registered here")
 }
 
 // opened notes a transfer with a request. forget ends that.

@@ -47,12 +47,13 @@ func (b *Backend) PrepareTransfer(op backend.TransferOp, peer int,
 		if m == nil {
 			return nil, errs.Invalid("transfer", "window", "of another backend", "a window of backend "+Name)
 		}
-		local, err := b.node.block(blk.Local, blk.Bytes)
-		if err != nil {
-			return nil, err
+		a, ok := blk.Alloc.(*allocation)
+		if !ok || a.backend != b {
+			return nil, errs.Invalid("transfer", "local", fmt.Sprintf("%d bytes at %s", blk.Bytes, blk.Local), "memory that was allocated or registered here")
 		}
 		there := m.peers[peer]
-		t.local = append(t.local, local)
+		// By this registration and no other one of the same memory: a request keeps what the library has allocated for it.
+		t.local = append(t.local, nixl.Block{Addr: uint64(blk.Local), Bytes: uint64(blk.Bytes), Device: a.region.Device})
 		t.remote = append(t.remote, nixl.Block{Addr: there.Addr + uint64(blk.Offset), Bytes: uint64(blk.Bytes), Device: there.Device})
 	}
 	if err := t.prepare(); err != nil {
