@@ -384,6 +384,40 @@ func TestTransferClosedWhilePolled(t *testing.T) {
 	})
 }
 
+// TestSignalIsLate: a signal whose time is over when its word is still being written leaves that write to the library, and nobody's words are given back before it
+// has ended. Two signals of one channel that are under way together go one after the other, and the second has less time for its write.
+func TestSignalIsLate(t *testing.T) {
+	var writes atomic.Int32
+	var counted atomic.Bool
+	net := &network{blind: true, slow: func(engine string) time.Duration {
+		if !counted.Load() || !strings.Contains(engine, "-0-") {
+			return 0
+		}
+		return time.Duration(writes.Add(1)) * 500 * time.Millisecond
+	}}
+	onFakes(t, net, 2, Options{KernelTimeout: time.Second}, func(ctx context.Context, m *memory.Memory) error {
+		_, _, err := mapped(ctx, m, 8)
+		if err != nil || m.Group().Rank() == 1 {
+			return err
+		}
+		counted.Store(true)
+		var streams [2]device.Stream
+		for i := range streams {
+			if streams[i], err = m.Device().NewStream(); err != nil {
+				return err
+			}
+			if err := m.Signal(streams[i], 1, 0); err != nil {
+				return err
+			}
+		}
+		err = errors.Join(streams[0].Synchronize(ctx), streams[1].Synchronize(ctx))
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		return errors.Join(streams[0].Close(), streams[1].Close())
+	})
+	assert.EqualValues(t, 2, writes.Load())
+	assert.Zero(t, net.astray.Load(), "words were given back that the library was writing")
+}
+
 // TestTransferThatFails: the library's error is told when the group has nothing better to say, and the next post works.
 func TestTransferThatFails(t *testing.T) {
 	var failing atomic.Bool

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -126,13 +125,23 @@ func (n *node) forget(t *transfer) {
 	delete(n.open, t)
 }
 
+// transfersOf returns the transfers of a backend that may have requests; nil stands for every backend.
+func (n *node) transfersOf(b *Backend) []*transfer {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var all []*transfer
+	for t := range n.open {
+		if b == nil || t.backend == b {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
 // closeOpen closes the transfers that nobody has closed.
 func (n *node) closeOpen() error {
-	n.mu.Lock()
-	open := slices.Collect(maps.Keys(n.open))
-	n.mu.Unlock()
 	var err error
-	for _, t := range open {
+	for _, t := range n.transfersOf(nil) {
 		err = errors.Join(err, t.Close())
 	}
 	return err
