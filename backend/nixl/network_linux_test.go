@@ -3,6 +3,7 @@ package nixl
 import (
 	"bytes"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -71,7 +72,7 @@ func TestChooseRoute(t *testing.T) {
 	assert.Equal(t, reachHosts, got.reach)
 	assert.Equal(t, "lo", got.devices)
 	assert.Equal(t, "11000ms", got.settings()["TCP_USER_TIMEOUT"], "a second more than ranks have by default")
-	for liveness, want := range map[time.Duration]string{20 * time.Second: "21000ms", time.Second / 4: "2000ms"} {
+	for liveness, want := range map[time.Duration]string{20 * time.Second: "21000ms", time.Second / 4: "2000ms", math.MaxInt64: "2147483647ms"} {
 		got, err = choose(t.Context(), &Options{NetDevices: []string{"lo"}, LivenessTimeout: liveness}, two[0], []location{alone, elsewhere})
 		require.NoError(t, err)
 		assert.Equal(t, want, got.settings()["TCP_USER_TIMEOUT"])
