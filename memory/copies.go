@@ -39,15 +39,17 @@ type preparedCopy struct {
 	key      copyKey
 	local    *entry // of the local side
 	recorded bool
+	behind   device.HostWork // what follows when the data is there, such as a signal; nil for nothing
 
-	mu     sync.Mutex
-	closed bool // a graph may start it all the same
-	work   backend.PreparedTransfer
-	run    device.HostProgress
+	mu        sync.Mutex
+	closed    bool // a graph may start it all the same
+	work      backend.PreparedTransfer
+	run       device.HostProgress // of the copy, or of what follows
+	following bool                // what follows is under way
 }
 
-// enqueue enqueues the copy that the key says, whose arguments were checked.
-func (c *copies) enqueue(s device.Stream, b backend.Transferrer, local *entry, key copyKey) error {
+// enqueue enqueues the copy that the key says, whose arguments were checked, and what follows unless the copy fails.
+func (c *copies) enqueue(s device.Stream, b backend.Transferrer, local *entry, key copyKey, behind device.HostWork) error {
 	p := c.take(local, key)
 	if p == nil {
 		block := backend.Block{Alloc: local.alloc, Local: key.local, Remote: key.window.mapping, Offset: key.offset, Bytes: key.bytes}
@@ -57,6 +59,7 @@ func (c *copies) enqueue(s device.Stream, b backend.Transferrer, local *entry, k
 		}
 		p = &preparedCopy{owner: c, key: key, local: local, work: work}
 	}
+	p.behind = behind
 	if p.recorded = s.Capturing(); p.recorded {
 		c.mu.Lock()
 		c.recorded = append(c.recorded, p)
@@ -153,6 +156,9 @@ func (p *preparedCopy) start() error {
 	if p.closed || p.freed() {
 		return fmt.Errorf("memory of a copy that was recorded was freed: %w", errs.ErrClosed)
 	}
+	if p.following {
+		return fmt.Errorf("starting a copy: %w", errs.ErrInProgress)
+	}
 	run, err := p.work.Start()
 	if err != nil {
 		return err // one that was cut off may still be asked for
@@ -161,13 +167,38 @@ func (p *preparedCopy) start() error {
 	return nil
 }
 
+// follow begins what follows the copy, which has ended, and reports whether there is something.
+func (p *preparedCopy) follow() (follows bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.behind == nil || p.following {
+		return false, nil
+	}
+	run, err := p.behind.Start()
+	if err != nil {
+		return false, err
+	}
+	p.run, p.following = run, true
+	return true, nil
+}
+
 // Poll drives the run on; when it has ended, the copy is there for the next.
 func (p *preparedCopy) Poll() (bool, error) {
-	p.mu.Lock()
-	run := p.run
-	p.mu.Unlock()
-	ended, err := run.Poll()
+	ended, follows := false, true
+	var err error
+	for follows {
+		p.mu.Lock()
+		run := p.run
+		p.mu.Unlock()
+		ended, err = run.Poll()
+		if follows = ended && err == nil; follows {
+			follows, err = p.follow()
+		}
+	}
 	if ended || err != nil {
+		p.mu.Lock()
+		p.following = false
+		p.mu.Unlock()
 		err = errors.Join(err, p.owner.give(p))
 	}
 	return ended, err

@@ -621,7 +621,8 @@ func (t *workTransfer) Done() (bool, error) {
 }
 
 // PutSignal is Copy to the peer with Signal behind it: when peer has waited for the signal, it sees the data. What either refuses it
-// refuses, and enqueues nothing then.
+// refuses, and enqueues nothing then. Where the CPU signals behind a copy that the backend carries out, one that fails when it runs is followed by no signal: the
+// peer goes on waiting, and both can be enqueued again.
 func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, local device.Ptr, bytes int64, channel int) error {
 	if err := m.made("PutSignal"); err != nil {
 		return err
@@ -667,7 +668,12 @@ func (m *Memory) putSignal(call string, s device.Stream, peer int, w *Window, of
 	}
 	one := kernels && bytes <= putSignalBytes && (awaited == nobody || in == out)
 	signalled := false
-	err = m.copy(s, backend.Write, peer, w, offset, local, bytes, func(to, from device.Ptr) error {
+	behind := func() (work device.HostWork, err error) {
+		work, err = workOf(out, peer, channel)
+		signalled = work != nil
+		return work, err
+	}
+	err = m.copy(s, backend.Write, peer, w, offset, local, bytes, behind, func(to, from device.Ptr) error {
 		if one {
 			signalled = true
 			return d.putSignal(s, putKey{peer: peer, channel: channel, awaited: awaited, to: to, from: from, bytes: bytes})
@@ -675,8 +681,10 @@ func (m *Memory) putSignal(call string, s device.Stream, peer int, w *Window, of
 		return s.Copy(to, from, bytes)
 	})
 	switch {
-	case err != nil || signalled:
+	case err != nil || signalled && (one || awaited == nobody):
 		return err
+	case signalled:
+		return in.wait(s, awaited, channel)
 	case one && awaited != nobody: // there was nothing to copy
 		if err := d.reaches(peer); err != nil {
 			return err
@@ -689,6 +697,21 @@ func (m *Memory) putSignal(call string, s device.Stream, peer int, w *Window, of
 	return in.wait(s, awaited, channel)
 }
 
+// workOf gives a signal as work of the CPU; nil where a kernel of the device signals.
+func workOf(out signals, peer, channel int) (device.HostWork, error) {
+	switch x := out.(type) {
+	case *flagSignals:
+		l, err := x.lane(channel, padSignal, peer)
+		if err != nil {
+			return nil, fmt.Errorf("preparing signals to rank %d: %w", peer, err)
+		}
+		return l, nil
+	case *hostSignals:
+		return &x.signals[channel*x.size+peer], nil
+	}
+	return nil, nil
+}
+
 // Copy enqueues one transfer of bytes between local, an address of symmetric memory of this rank, and the place at offset
 // of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it. What is freed on
 // either side is ErrClosed, or ErrNotSymmetric if nothing else is at local. To or from this rank itself, ranges that overlap in part are ErrInvalid.
@@ -696,12 +719,14 @@ func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Windo
 	if err := m.made("Copy"); err != nil {
 		return err
 	}
-	return m.copy(s, op, peer, w, offset, local, bytes, func(to, from device.Ptr) error { return s.Copy(to, from, bytes) })
+	alone := func() (device.HostWork, error) { return nil, nil }
+	return m.copy(s, op, peer, w, offset, local, bytes, alone, func(to, from device.Ptr) error { return s.Copy(to, from, bytes) })
 }
 
-// copy is Copy, with what enqueues it where the peer's memory has an address, and is not what it is copied to.
+// copy is Copy, with what enqueues it where the peer's memory has an address, and is not what it is copied to, and elsewhere with what follows it.
 func (m *Memory) copy(
-	s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64, enqueue func(to, from device.Ptr) error,
+	s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64,
+	behind func() (device.HostWork, error), enqueue func(to, from device.Ptr) error,
 ) error {
 	if op != backend.Read && op != backend.Write {
 		return errs.Invalid("Copy", "op", op, "Read or Write")
@@ -738,7 +763,11 @@ func (m *Memory) copy(
 	}
 	defer unuseSides(sides[:])
 	if own, ok := m.transferrer(w.near[peer]); ok {
-		return m.copies.enqueue(s, own, e, copyKey{op: op, peer: peer, window: w, offset: offset, local: local, bytes: bytes})
+		follows, err := behind()
+		if err != nil {
+			return err
+		}
+		return m.copies.enqueue(s, own, e, copyKey{op: op, peer: peer, window: w, offset: offset, local: local, bytes: bytes}, follows)
 	}
 	remote, err := w.Peer(peer, offset)
 	if err != nil {

@@ -384,6 +384,55 @@ func TestTransferClosedWhilePolled(t *testing.T) {
 	})
 }
 
+// TestPutSignalThatFails: a put that fails is followed by no signal. The peer waits until the put that is made again has come.
+func TestPutSignalThatFails(t *testing.T) {
+	for _, graph := range []bool{false, true} {
+		t.Run(fmt.Sprintf("graph=%t", graph), func(t *testing.T) {
+			var failing atomic.Bool
+			net := &network{delay: time.Millisecond, fail: func(engine, call string) error {
+				if call == "Status" && strings.Contains(engine, "-0-") && failing.CompareAndSwap(true, false) {
+					return errBackend
+				}
+				return nil
+			}}
+			onFakes(t, net, 2, Options{KernelTimeout: 10 * time.Second}, func(ctx context.Context, m *memory.Memory) error {
+				a, w, err := mapped(ctx, m, 8)
+				if err != nil {
+					return err
+				}
+				s, err := m.Device().NewStream()
+				if err != nil {
+					return err
+				}
+				if m.Group().Rank() == 1 {
+					var got [8]byte
+					err := errors.Join(m.Wait(s, 0, 0), s.Synchronize(ctx), m.Device().CopyToHost(got[:], a.Ptr()))
+					assert.Equal(t, [8]byte{7, 7, 7, 7, 7, 7, 7, 7}, got, "the signal came without the data")
+					return errors.Join(err, s.Close(), m.Group().Barrier(ctx, "looked"))
+				}
+				if err := m.Device().CopyFromHost(a.Ptr(), []byte{7, 7, 7, 7, 7, 7, 7, 7}); err != nil {
+					return err
+				}
+				run := func() error { return m.PutSignal(s, 1, w, 0, a.Ptr(), 8, 0) }
+				if graph {
+					if err := errors.Join(s.BeginCapture(), run()); err != nil {
+						return err
+					}
+					g, err := s.EndCapture()
+					if err != nil {
+						return err
+					}
+					defer func() { assert.NoError(t, g.Close()) }()
+					run = func() error { return g.Launch(s) }
+				}
+				failing.Store(true)
+				assert.ErrorIs(t, errors.Join(run(), s.Synchronize(ctx)), errBackend)
+				return errors.Join(run(), s.Synchronize(ctx), s.Close(), m.Group().Barrier(ctx, "looked"))
+			})
+		})
+	}
+}
+
 // TestSignalIsLate: a signal whose time is over when its word is still being written leaves that write to the library, and nobody's words are given back before it
 // has ended. Two signals of one channel that are under way together go one after the other, and the second has less time for its write.
 func TestSignalIsLate(t *testing.T) {

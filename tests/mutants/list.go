@@ -91,8 +91,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "a recorded put or get does nothing", tests: inSuite,
-		old: "\tif own, ok := m.transferrer(w.near[peer]); ok {\n\t\treturn m.copies",
-		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\tif own, ok := m.transferrer(w.near[peer]); ok {\n\t\treturn m.copies",
+		old: "\tif own, ok := m.transferrer(w.near[peer]); ok {\n\t\tfollows, err",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\tif own, ok := m.transferrer(w.near[peer]); ok {\n\t\tfollows, err",
 	},
 	{
 		file: "collective/host.go", why: "a recorded run does nothing", tests: inCollective,
@@ -1340,8 +1340,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/copies.go", why: "a copy that failed is never given back", tests: inSuite,
-		old: "\tif ended || err != nil {\n\t\terr = errors.Join(err, p.owner.give(p))",
-		new: "\tif ended {\n\t\terr = errors.Join(err, p.owner.give(p))",
+		old: "\tif ended || err != nil {\n\t\tp.mu.Lock()\n\t\tp.following",
+		new: "\tif ended {\n\t\tp.mu.Lock()\n\t\tp.following",
+	},
+	{
+		file: "memory/copies.go", why: "a put that has failed is signalled", tests: []stage{nixlTests},
+		old: "\t\tif follows = ended && err == nil; follows {\n\t\t\tfollows, err = p.follow()\n",
+		new: "\t\tif follows = ended || err != nil; follows {\n\t\t\tfollows, err = p.follow()\n",
 	},
 	{
 		file: "memory/send.go", why: "a send does not signal", tests: inPlans,
@@ -1846,8 +1851,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "PutSignal signals before it puts", tests: inTensor,
-		old: "\tsignalled := false\n\terr = m.copy(s, backend.Write,",
-		new: "\tsignalled := true\n\tif err := out.signal(s, peer, channel); err != nil {\n\t\treturn err\n\t}\n\terr = m.copy(s, backend.Write,",
+		old: "\tsignalled := false\n\tbehind := func()",
+		new: "\tsignalled := true\n\tif err := out.signal(s, peer, channel); err != nil {\n\t\treturn err\n\t}\n\tbehind := func()",
 	},
 	{
 		file: "tensor/transfer.go", why: "puts with a signal go to the beginning of the allocation", tests: inTensor,
