@@ -84,6 +84,30 @@ func (c *copies) take(local *entry, key copyKey) *preparedCopy {
 	return nil
 }
 
+// keptCopy is a copy between addresses that a graph of the host device keeps: other memory may lie there when it is launched.
+type keptCopy struct {
+	nearMove
+	behind device.HostWork // what follows when the data is there, such as a signal; nil for nothing
+	name   string
+}
+
+// Start copies, and begins what follows.
+func (k *keptCopy) Start() (device.HostProgress, error) {
+	run, err := k.nearMove.Start()
+	if err != nil || k.behind == nil {
+		return run, err
+	}
+	return k.behind.Start()
+}
+
+func (k *keptCopy) String() string { return k.name }
+
+// keeps reports whether what is enqueued on s is kept by a graph whose copies the CPU makes.
+func (m *Memory) keeps(s device.Stream) bool {
+	_, host := m.device.(device.HostMemory)
+	return host && s.Capturing()
+}
+
 // give takes a copy back whose run has ended. The one that was unused for longest gives way, and one whose memory was freed meanwhile,
 // since its run was cut off.
 func (c *copies) give(p *preparedCopy) error {

@@ -116,9 +116,9 @@ func (m *Memory) prepareTransfer(op backend.TransferOp, peer int, posted bool, b
 	t := &Transfer{memory: m, op: op, peer: peer, sides: sides, state: TransferPrepared}
 	var err error
 	if own, ok := m.transferrer(near); ok {
-		t.prepared, err = newWorkTransfer(own, op, peer, blocks, locals, sides)
+		t.prepared, err = newWorkTransfer(m, own, op, peer, blocks, locals, sides)
 	} else {
-		t.prepared, err = newCopyTransfer(op, peer, blocks)
+		t.prepared, err = newCopyTransfer(m, op, peer, blocks, sides)
 	}
 	if err == nil && posted {
 		if err = t.prepared.prepare(m.device); err != nil {
@@ -404,7 +404,8 @@ type mover interface {
 
 // copyTransfer is a transfer by copies between addresses of this process: for every backend that gives peer pointers.
 type copyTransfer struct {
-	copies []WorkCopy
+	nearMove
+	name string
 	posts
 }
 
@@ -489,8 +490,8 @@ func (p *posts) close() error {
 	return p.ended.Close()
 }
 
-func newCopyTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*copyTransfer, error) {
-	c := &copyTransfer{}
+func newCopyTransfer(m *Memory, op backend.TransferOp, peer int, blocks []TransferBlock, sides []side) (*copyTransfer, error) {
+	c := &copyTransfer{nearMove: nearMove{memory: m, sides: sides}, name: fmt.Sprintf("%s of rank %d", op, peer)}
 	for _, b := range blocks {
 		if b.Bytes == 0 {
 			continue
@@ -511,6 +512,12 @@ func newCopyTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*
 }
 
 func (c *copyTransfer) Post(s device.Stream) (begun bool, err error) {
+	if c.memory.keeps(s) {
+		if err := device.EnqueueHostWork(s, &keptCopy{nearMove: c.nearMove, name: c.name}); err != nil {
+			return false, err
+		}
+		return true, c.mark(s)
+	}
 	for _, b := range c.copies {
 		if err := s.Copy(b.Dst, b.Src, b.Bytes); err != nil {
 			if begun {
@@ -540,7 +547,7 @@ type workTransfer struct {
 }
 
 func newWorkTransfer(
-	b backend.Transferrer, op backend.TransferOp, peer int, blocks []TransferBlock, locals []*entry, sides []side,
+	m *Memory, b backend.Transferrer, op backend.TransferOp, peer int, blocks []TransferBlock, locals []*entry, sides []side,
 ) (mover, error) {
 	var pieces []backend.Block
 	for i, x := range blocks {
@@ -549,7 +556,7 @@ func newWorkTransfer(
 		}
 	}
 	if len(pieces) == 0 {
-		return newCopyTransfer(op, peer, nil)
+		return newCopyTransfer(m, op, peer, nil, nil)
 	}
 	work, err := b.PrepareTransfer(op, peer, pieces)
 	if err != nil {
@@ -621,7 +628,7 @@ func (t *workTransfer) Done() (bool, error) {
 }
 
 // PutSignal is Copy to the peer with Signal behind it: when peer has waited for the signal, it sees the data. What either refuses it
-// refuses, and enqueues nothing then. Where the CPU signals behind a copy that the backend carries out, one that fails when it runs is followed by no signal: the
+// refuses, and enqueues nothing then. Where the CPU signals behind a copy that the backend carries out, or that a graph keeps, one that fails when it runs is followed by no signal: the
 // peer goes on waiting, and both can be enqueued again.
 func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, local device.Ptr, bytes int64, channel int) error {
 	if err := m.made("PutSignal"); err != nil {
@@ -723,7 +730,8 @@ func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Windo
 	return m.copy(s, op, peer, w, offset, local, bytes, alone, func(to, from device.Ptr) error { return s.Copy(to, from, bytes) })
 }
 
-// copy is Copy, with what enqueues it where the peer's memory has an address, and is not what it is copied to, and elsewhere with what follows it.
+// copy is Copy, with what enqueues it where the peer's memory has an address, and is not what it is copied to, and with what follows it where it is work of
+// the CPU.
 func (m *Memory) copy(
 	s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64,
 	behind func() (device.HostWork, error), enqueue func(to, from device.Ptr) error,
@@ -779,8 +787,17 @@ func (m *Memory) copy(
 	if remote < local.Add(bytes) && local < remote.Add(bytes) { // a kernel would copy what it has written itself
 		return errs.Invalid(op.String(), "range", fmt.Sprintf("%d bytes at %s, and as many at %s", bytes, local, remote), "two ranges of this rank's memory that do not overlap, or one and the same")
 	}
-	if op == backend.Write {
-		return enqueue(remote, local)
+	to, from := remote, local
+	if op == backend.Read {
+		to, from = local, remote
 	}
-	return enqueue(local, remote)
+	if !m.keeps(s) {
+		return enqueue(to, from)
+	}
+	follows, err := behind()
+	if err != nil {
+		return err
+	}
+	move := nearMove{memory: m, sides: slices.Clone(sides[:]), copies: []WorkCopy{{Dst: to, Src: from, Bytes: bytes}}}
+	return device.EnqueueHostWork(s, &keptCopy{nearMove: move, behind: follows, name: fmt.Sprintf("%s of %d bytes, rank %d", op, bytes, peer)})
 }

@@ -1163,8 +1163,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "gets put", tests: inSuite,
-		old: "\tif op == backend.Write {\n\t\treturn enqueue(remote, local)",
-		new: "\tif op == backend.Read {\n\t\treturn enqueue(remote, local)",
+		old: "\tif op == backend.Read {\n\t\tto, from",
+		new: "\tif op == 0 {\n\t\tto, from",
 	},
 	{
 		file: "memory/transfer.go", why: "copies to closed windows", tests: inSuite,
@@ -1342,6 +1342,11 @@ var mutants = []mutant{
 		file: "memory/copies.go", why: "a copy that failed is never given back", tests: inSuite,
 		old: "\tif ended || err != nil {\n\t\tp.mu.Lock()\n\t\tp.following",
 		new: "\tif ended {\n\t\tp.mu.Lock()\n\t\tp.following",
+	},
+	{
+		file: "memory/copies.go", why: "a graph copies where memory was freed", tests: []stage{memoryTests},
+		old: "\treturn host && s.Capturing()\n",
+		new: "\treturn host && s == nil\n",
 	},
 	{
 		file: "memory/copies.go", why: "a put that has failed is signalled", tests: []stage{nixlTests},
