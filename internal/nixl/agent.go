@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/symmem/symmem/internal/dl"
@@ -26,6 +28,7 @@ type Agent struct {
 	mu      sync.RWMutex // read-locked during NIXL's calls, so that the handle stays good
 	handle  handle
 	backend handle
+	closing atomic.Bool // no call begins any more
 
 	progress sync.Mutex // held during Progress
 	notes    handle     // the notifications of Progress, which there are none of; 0 with a progress thread
@@ -232,6 +235,9 @@ func (a *Agent) Plugins() ([]string, error) {
 
 // use runs call while the agent is open.
 func (a *Agent) use(call func(agent handle) error) error {
+	if a.closing.Load() { // before the lock, which Close may wait for
+		return fmt.Errorf("the agent is %w", errs.ErrClosed)
+	}
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	if a.handle == 0 {
@@ -366,13 +372,37 @@ func (a *Agent) Forget(name string) error {
 	})
 }
 
-// Close ends the agent and deregisters everything. All requests must have been released before. A second Close returns ErrClosed.
+// closeTimeout is how long Close waits for calls that are under way. Only one that was given up, see Bound, lasts longer than a moment.
+const closeTimeout = 2 * time.Second
+
+// Close ends the agent and deregisters everything. All requests must have been released before. While a call that was given up is still in the library the error is a
+// [*StuckError], and the agent ends when that call has ended. A second Close returns ErrClosed.
 func (a *Agent) Close() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.handle == 0 {
+	if a.closing.Swap(true) {
 		return fmt.Errorf("the agent is %w", errs.ErrClosed)
 	}
+	alone := make(chan struct{})
+	go func() {
+		a.mu.Lock()
+		close(alone)
+	}()
+	select {
+	case <-alone:
+		return a.end()
+	case <-time.After(closeTimeout):
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		<-alone
+		_ = a.end() // whoever closes it has gone
+	}()
+	return &StuckError{Library: libraryName, What: "ending a call that was given up, before the agent is closed", Err: os.ErrDeadlineExceeded, Ended: ended}
+}
+
+// end is Close with the lock held, which it ends.
+func (a *Agent) end() error {
+	defer a.mu.Unlock()
 	l := a.lib
 	var err error
 	if a.notes != 0 {
