@@ -64,8 +64,10 @@ func QuiescerOf(b Backend) (Quiescer, bool) {
 	return q, ok && moves(b)
 }
 
-// Block is one block of a transfer, as it is passed to a backend: Bytes at Local on this rank and at Offset of the peer's copy of Remote.
+// Block is one block of a transfer, as it is passed to a backend: Bytes at Local, which is in Alloc, on this rank and at Offset of the peer's copy of
+// Remote. Other allocations, of this group or of others, may have the same memory and be released first.
 type Block struct {
+	Alloc  Allocation
 	Local  device.Ptr
 	Remote Mapping
 	Offset int64

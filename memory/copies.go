@@ -39,24 +39,27 @@ type preparedCopy struct {
 	key      copyKey
 	local    *entry // of the local side
 	recorded bool
+	behind   device.HostWork // what follows when the data is there, such as a signal; nil for nothing
 
-	mu     sync.Mutex
-	closed bool // a graph may start it all the same
-	work   backend.PreparedTransfer
-	run    device.HostProgress
+	mu        sync.Mutex
+	closed    bool // a graph may start it all the same
+	work      backend.PreparedTransfer
+	run       device.HostProgress // of the copy, or of what follows
+	following bool                // what follows is under way
 }
 
-// enqueue enqueues the copy that the key says, whose arguments were checked.
-func (c *copies) enqueue(s device.Stream, b backend.Transferrer, local *entry, key copyKey) error {
+// enqueue enqueues the copy that the key says, whose arguments were checked, and what follows unless the copy fails.
+func (c *copies) enqueue(s device.Stream, b backend.Transferrer, local *entry, key copyKey, behind device.HostWork) error {
 	p := c.take(local, key)
 	if p == nil {
-		block := backend.Block{Local: key.local, Remote: key.window.mapping, Offset: key.offset, Bytes: key.bytes}
+		block := backend.Block{Alloc: local.alloc, Local: key.local, Remote: key.window.mapping, Offset: key.offset, Bytes: key.bytes}
 		work, err := b.PrepareTransfer(key.op, key.peer, []backend.Block{block})
 		if err != nil {
 			return fmt.Errorf("%s of rank %d: %w", key.op, key.peer, err)
 		}
 		p = &preparedCopy{owner: c, key: key, local: local, work: work}
 	}
+	p.behind = behind
 	if p.recorded = s.Capturing(); p.recorded {
 		c.mu.Lock()
 		c.recorded = append(c.recorded, p)
@@ -79,6 +82,30 @@ func (c *copies) take(local *entry, key copyKey) *preparedCopy {
 		}
 	}
 	return nil
+}
+
+// keptCopy is a copy between addresses that a graph of the host device keeps: other memory may lie there when it is launched.
+type keptCopy struct {
+	nearMove
+	behind device.HostWork // what follows when the data is there, such as a signal; nil for nothing
+	name   string
+}
+
+// Start copies, and begins what follows.
+func (k *keptCopy) Start() (device.HostProgress, error) {
+	run, err := k.nearMove.Start()
+	if err != nil || k.behind == nil {
+		return run, err
+	}
+	return k.behind.Start()
+}
+
+func (k *keptCopy) String() string { return k.name }
+
+// keeps reports whether what is enqueued on s is kept by a graph whose copies the CPU makes.
+func (m *Memory) keeps(s device.Stream) bool {
+	_, host := m.device.(device.HostMemory)
+	return host && s.Capturing()
 }
 
 // give takes a copy back whose run has ended. The one that was unused for longest gives way, and one whose memory was freed meanwhile,
@@ -153,6 +180,9 @@ func (p *preparedCopy) start() error {
 	if p.closed || p.freed() {
 		return fmt.Errorf("memory of a copy that was recorded was freed: %w", errs.ErrClosed)
 	}
+	if p.following {
+		return fmt.Errorf("starting a copy: %w", errs.ErrInProgress)
+	}
 	run, err := p.work.Start()
 	if err != nil {
 		return err // one that was cut off may still be asked for
@@ -161,13 +191,38 @@ func (p *preparedCopy) start() error {
 	return nil
 }
 
+// follow begins what follows the copy, which has ended, and reports whether there is something.
+func (p *preparedCopy) follow() (follows bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.behind == nil || p.following {
+		return false, nil
+	}
+	run, err := p.behind.Start()
+	if err != nil {
+		return false, err
+	}
+	p.run, p.following = run, true
+	return true, nil
+}
+
 // Poll drives the run on; when it has ended, the copy is there for the next.
 func (p *preparedCopy) Poll() (bool, error) {
-	p.mu.Lock()
-	run := p.run
-	p.mu.Unlock()
-	ended, err := run.Poll()
+	ended, follows := false, true
+	var err error
+	for follows {
+		p.mu.Lock()
+		run := p.run
+		p.mu.Unlock()
+		ended, err = run.Poll()
+		if follows = ended && err == nil; follows {
+			follows, err = p.follow()
+		}
+	}
 	if ended || err != nil {
+		p.mu.Lock()
+		p.following = false
+		p.mu.Unlock()
 		err = errors.Join(err, p.owner.give(p))
 	}
 	return ended, err

@@ -258,7 +258,7 @@ func copyOnHost(hm device.HostMemory, copies []WorkCopy) error {
 	return nil
 }
 
-// nearMove is a put to a peer whose memory has an address, as a part of a send by work, on the host device.
+// nearMove is copies to or from a peer whose memory has an address, as work of the CPU, on the host device.
 type nearMove struct {
 	memory *Memory
 	sides  []side

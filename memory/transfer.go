@@ -93,6 +93,7 @@ func (m *Memory) prepareTransfer(op backend.TransferOp, peer int, posted bool, b
 		return nil, errs.Invalid(name, "blocks", "an empty list", "at least one block")
 	}
 	var sides []side
+	locals := make([]*entry, len(blocks)) // nil of empty ones
 	near := true
 	for i, b := range blocks {
 		e, err := m.block(i, b)
@@ -102,6 +103,7 @@ func (m *Memory) prepareTransfer(op backend.TransferOp, peer int, posted bool, b
 		if e == nil {
 			continue
 		}
+		locals[i] = e
 		arg := blockName(i)
 		sides = addSide(addSide(sides, e, arg, "local"), b.Window.entry, arg, "remote")
 		near = near && b.Window.near[peer]
@@ -114,9 +116,9 @@ func (m *Memory) prepareTransfer(op backend.TransferOp, peer int, posted bool, b
 	t := &Transfer{memory: m, op: op, peer: peer, sides: sides, state: TransferPrepared}
 	var err error
 	if own, ok := m.transferrer(near); ok {
-		t.prepared, err = newWorkTransfer(m, own, op, peer, blocks, sides)
+		t.prepared, err = newWorkTransfer(m, own, op, peer, blocks, locals, sides)
 	} else {
-		t.prepared, err = newCopyTransfer(op, peer, blocks)
+		t.prepared, err = newCopyTransfer(m, op, peer, blocks, sides)
 	}
 	if err == nil && posted {
 		if err = t.prepared.prepare(m.device); err != nil {
@@ -402,7 +404,8 @@ type mover interface {
 
 // copyTransfer is a transfer by copies between addresses of this process: for every backend that gives peer pointers.
 type copyTransfer struct {
-	copies []WorkCopy
+	nearMove
+	name string
 	posts
 }
 
@@ -487,8 +490,8 @@ func (p *posts) close() error {
 	return p.ended.Close()
 }
 
-func newCopyTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*copyTransfer, error) {
-	c := &copyTransfer{}
+func newCopyTransfer(m *Memory, op backend.TransferOp, peer int, blocks []TransferBlock, sides []side) (*copyTransfer, error) {
+	c := &copyTransfer{nearMove: nearMove{memory: m, sides: sides}, name: fmt.Sprintf("%s of rank %d", op, peer)}
 	for _, b := range blocks {
 		if b.Bytes == 0 {
 			continue
@@ -509,6 +512,12 @@ func newCopyTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*
 }
 
 func (c *copyTransfer) Post(s device.Stream) (begun bool, err error) {
+	if c.memory.keeps(s) {
+		if err := device.EnqueueHostWork(s, &keptCopy{nearMove: c.nearMove, name: c.name}); err != nil {
+			return false, err
+		}
+		return true, c.mark(s)
+	}
 	for _, b := range c.copies {
 		if err := s.Copy(b.Dst, b.Src, b.Bytes); err != nil {
 			if begun {
@@ -537,15 +546,17 @@ type workTransfer struct {
 	err    error               // of the latest run
 }
 
-func newWorkTransfer(m *Memory, b backend.Transferrer, op backend.TransferOp, peer int, blocks []TransferBlock, sides []side) (mover, error) {
+func newWorkTransfer(
+	m *Memory, b backend.Transferrer, op backend.TransferOp, peer int, blocks []TransferBlock, locals []*entry, sides []side,
+) (mover, error) {
 	var pieces []backend.Block
-	for _, x := range blocks {
+	for i, x := range blocks {
 		if x.Bytes > 0 {
-			pieces = append(pieces, backend.Block{Local: x.Local, Remote: x.Window.mapping, Offset: x.Offset, Bytes: x.Bytes})
+			pieces = append(pieces, backend.Block{Alloc: locals[i].alloc, Local: x.Local, Remote: x.Window.mapping, Offset: x.Offset, Bytes: x.Bytes})
 		}
 	}
 	if len(pieces) == 0 {
-		return newCopyTransfer(op, peer, nil)
+		return newCopyTransfer(m, op, peer, nil, nil)
 	}
 	work, err := b.PrepareTransfer(op, peer, pieces)
 	if err != nil {
@@ -617,7 +628,8 @@ func (t *workTransfer) Done() (bool, error) {
 }
 
 // PutSignal is Copy to the peer with Signal behind it: when peer has waited for the signal, it sees the data. What either refuses it
-// refuses, and enqueues nothing then.
+// refuses, and enqueues nothing then. Where the CPU signals behind a copy that the backend carries out, or that a graph keeps, one that fails when it runs is followed by no signal: the
+// peer goes on waiting, and both can be enqueued again.
 func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, local device.Ptr, bytes int64, channel int) error {
 	if err := m.made("PutSignal"); err != nil {
 		return err
@@ -663,7 +675,12 @@ func (m *Memory) putSignal(call string, s device.Stream, peer int, w *Window, of
 	}
 	one := kernels && bytes <= putSignalBytes && (awaited == nobody || in == out)
 	signalled := false
-	err = m.copy(s, backend.Write, peer, w, offset, local, bytes, func(to, from device.Ptr) error {
+	behind := func() (work device.HostWork, err error) {
+		work, err = workOf(out, peer, channel)
+		signalled = work != nil
+		return work, err
+	}
+	err = m.copy(s, backend.Write, peer, w, offset, local, bytes, behind, func(to, from device.Ptr) error {
 		if one {
 			signalled = true
 			return d.putSignal(s, putKey{peer: peer, channel: channel, awaited: awaited, to: to, from: from, bytes: bytes})
@@ -671,8 +688,10 @@ func (m *Memory) putSignal(call string, s device.Stream, peer int, w *Window, of
 		return s.Copy(to, from, bytes)
 	})
 	switch {
-	case err != nil || signalled:
+	case err != nil || signalled && (one || awaited == nobody):
 		return err
+	case signalled:
+		return in.wait(s, awaited, channel)
 	case one && awaited != nobody: // there was nothing to copy
 		if err := d.reaches(peer); err != nil {
 			return err
@@ -685,6 +704,21 @@ func (m *Memory) putSignal(call string, s device.Stream, peer int, w *Window, of
 	return in.wait(s, awaited, channel)
 }
 
+// workOf gives a signal as work of the CPU; nil where a kernel of the device signals.
+func workOf(out signals, peer, channel int) (device.HostWork, error) {
+	switch x := out.(type) {
+	case *flagSignals:
+		l, err := x.lane(channel, padSignal, peer)
+		if err != nil {
+			return nil, fmt.Errorf("preparing signals to rank %d: %w", peer, err)
+		}
+		return l, nil
+	case *hostSignals:
+		return &x.signals[channel*x.size+peer], nil
+	}
+	return nil, nil
+}
+
 // Copy enqueues one transfer of bytes between local, an address of symmetric memory of this rank, and the place at offset
 // of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it. What is freed on
 // either side is ErrClosed, or ErrNotSymmetric if nothing else is at local. To or from this rank itself, ranges that overlap in part are ErrInvalid.
@@ -692,12 +726,15 @@ func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Windo
 	if err := m.made("Copy"); err != nil {
 		return err
 	}
-	return m.copy(s, op, peer, w, offset, local, bytes, func(to, from device.Ptr) error { return s.Copy(to, from, bytes) })
+	alone := func() (device.HostWork, error) { return nil, nil }
+	return m.copy(s, op, peer, w, offset, local, bytes, alone, func(to, from device.Ptr) error { return s.Copy(to, from, bytes) })
 }
 
-// copy is Copy, with what enqueues it where the peer's memory has an address, and is not what it is copied to.
+// copy is Copy, with what enqueues it where the peer's memory has an address, and is not what it is copied to, and with what follows it where it is work of
+// the CPU.
 func (m *Memory) copy(
-	s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64, enqueue func(to, from device.Ptr) error,
+	s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64,
+	behind func() (device.HostWork, error), enqueue func(to, from device.Ptr) error,
 ) error {
 	if op != backend.Read && op != backend.Write {
 		return errs.Invalid("Copy", "op", op, "Read or Write")
@@ -734,7 +771,11 @@ func (m *Memory) copy(
 	}
 	defer unuseSides(sides[:])
 	if own, ok := m.transferrer(w.near[peer]); ok {
-		return m.copies.enqueue(s, own, e, copyKey{op: op, peer: peer, window: w, offset: offset, local: local, bytes: bytes})
+		follows, err := behind()
+		if err != nil {
+			return err
+		}
+		return m.copies.enqueue(s, own, e, copyKey{op: op, peer: peer, window: w, offset: offset, local: local, bytes: bytes}, follows)
 	}
 	remote, err := w.Peer(peer, offset)
 	if err != nil {
@@ -746,8 +787,17 @@ func (m *Memory) copy(
 	if remote < local.Add(bytes) && local < remote.Add(bytes) { // a kernel would copy what it has written itself
 		return errs.Invalid(op.String(), "range", fmt.Sprintf("%d bytes at %s, and as many at %s", bytes, local, remote), "two ranges of this rank's memory that do not overlap, or one and the same")
 	}
-	if op == backend.Write {
-		return enqueue(remote, local)
+	to, from := remote, local
+	if op == backend.Read {
+		to, from = local, remote
 	}
-	return enqueue(local, remote)
+	if !m.keeps(s) {
+		return enqueue(to, from)
+	}
+	follows, err := behind()
+	if err != nil {
+		return err
+	}
+	move := nearMove{memory: m, sides: slices.Clone(sides[:]), copies: []WorkCopy{{Dst: to, Src: from, Bytes: bytes}}}
+	return device.EnqueueHostWork(s, &keptCopy{nearMove: move, behind: follows, name: fmt.Sprintf("%s of %d bytes, rank %d", op, bytes, peer)})
 }

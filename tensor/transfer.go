@@ -41,7 +41,8 @@ func (t *Tensor) Put(s device.Stream, peer int, src SymmetricTensor) error {
 }
 
 // PutSignal is Put with Signal behind it: when peer has waited for the signal, it sees the data. What either refuses it refuses, and
-// enqueues nothing then.
+// enqueues nothing then. Where the CPU signals behind a put that the backend carries out, or that a graph keeps, one that fails when it runs is followed by no signal: the peer goes on
+// waiting, and both can be enqueued again.
 func (t *Tensor) PutSignal(s device.Stream, peer int, src SymmetricTensor, channel int) error {
 	w, local, err := t.move("PutSignal", "src", src)
 	if err != nil {

@@ -109,7 +109,7 @@ func (r *rank) place(ctx context.Context, h Harness, m backend.Mapping, a backen
 	if err := errors.Join(r.Device().CopyToHost(before[:], src), r.Device().CopyFromHost(src, []byte{value})); err != nil {
 		return err
 	}
-	x, err := mover.PrepareTransfer(backend.Write, peer, []backend.Block{{Local: src, Remote: m, Offset: offset, Bytes: 1}})
+	x, err := mover.PrepareTransfer(backend.Write, peer, []backend.Block{{Alloc: a, Local: src, Remote: m, Offset: offset, Bytes: 1}})
 	if err != nil {
 		return err
 	}

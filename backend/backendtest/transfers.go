@@ -119,7 +119,7 @@ const halfBytes = 9192
 // blocks returns the pieces, from the half at from here to the half at to of the peer's.
 func (x *exchange) blocks(local, remote int64) (all []backend.Block) {
 	for _, p := range pieces {
-		all = append(all, backend.Block{Local: x.alloc.Ptr().Add(local + p.at), Remote: x.mapping, Offset: remote + p.at, Bytes: p.bytes})
+		all = append(all, backend.Block{Alloc: x.alloc, Local: x.alloc.Ptr().Add(local + p.at), Remote: x.mapping, Offset: remote + p.at, Bytes: p.bytes})
 	}
 	return all
 }

@@ -351,7 +351,7 @@ func TestTransferClosedWhilePolled(t *testing.T) {
 			return err
 		}
 		b := m.Backend().(*Backend)
-		x, err := b.PrepareTransfer(backend.Write, 1-m.Group().Rank(), []backend.Block{{Local: a.Ptr(), Remote: w.Mapping(), Bytes: 8}})
+		x, err := b.PrepareTransfer(backend.Write, 1-m.Group().Rank(), []backend.Block{{Alloc: a, Local: a.Ptr(), Remote: w.Mapping(), Bytes: 8}})
 		if err != nil {
 			return err
 		}
@@ -382,6 +382,89 @@ func TestTransferClosedWhilePolled(t *testing.T) {
 		hang.Store(false)
 		return m.Free(ctx, a)
 	})
+}
+
+// TestPutSignalThatFails: a put that fails is followed by no signal. The peer waits until the put that is made again has come.
+func TestPutSignalThatFails(t *testing.T) {
+	for _, graph := range []bool{false, true} {
+		t.Run(fmt.Sprintf("graph=%t", graph), func(t *testing.T) {
+			var failing atomic.Bool
+			net := &network{delay: time.Millisecond, fail: func(engine, call string) error {
+				if call == "Status" && strings.Contains(engine, "-0-") && failing.CompareAndSwap(true, false) {
+					return errBackend
+				}
+				return nil
+			}}
+			onFakes(t, net, 2, Options{KernelTimeout: 10 * time.Second}, func(ctx context.Context, m *memory.Memory) error {
+				a, w, err := mapped(ctx, m, 8)
+				if err != nil {
+					return err
+				}
+				s, err := m.Device().NewStream()
+				if err != nil {
+					return err
+				}
+				if m.Group().Rank() == 1 {
+					var got [8]byte
+					err := errors.Join(m.Wait(s, 0, 0), s.Synchronize(ctx), m.Device().CopyToHost(got[:], a.Ptr()))
+					assert.Equal(t, [8]byte{7, 7, 7, 7, 7, 7, 7, 7}, got, "the signal came without the data")
+					return errors.Join(err, s.Close(), m.Group().Barrier(ctx, "looked"))
+				}
+				if err := m.Device().CopyFromHost(a.Ptr(), []byte{7, 7, 7, 7, 7, 7, 7, 7}); err != nil {
+					return err
+				}
+				run := func() error { return m.PutSignal(s, 1, w, 0, a.Ptr(), 8, 0) }
+				if graph {
+					if err := errors.Join(s.BeginCapture(), run()); err != nil {
+						return err
+					}
+					g, err := s.EndCapture()
+					if err != nil {
+						return err
+					}
+					defer func() { assert.NoError(t, g.Close()) }()
+					run = func() error { return g.Launch(s) }
+				}
+				failing.Store(true)
+				assert.ErrorIs(t, errors.Join(run(), s.Synchronize(ctx)), errBackend)
+				return errors.Join(run(), s.Synchronize(ctx), s.Close(), m.Group().Barrier(ctx, "looked"))
+			})
+		})
+	}
+}
+
+// TestSignalIsLate: a signal whose time is over when its word is still being written leaves that write to the library, and nobody's words are given back before it
+// has ended. Two signals of one channel that are under way together go one after the other, and the second has less time for its write.
+func TestSignalIsLate(t *testing.T) {
+	var writes atomic.Int32
+	var counted atomic.Bool
+	net := &network{blind: true, slow: func(engine string) time.Duration {
+		if !counted.Load() || !strings.Contains(engine, "-0-") {
+			return 0
+		}
+		return time.Duration(writes.Add(1)) * 500 * time.Millisecond
+	}}
+	onFakes(t, net, 2, Options{KernelTimeout: time.Second}, func(ctx context.Context, m *memory.Memory) error {
+		_, _, err := mapped(ctx, m, 8)
+		if err != nil || m.Group().Rank() == 1 {
+			return err
+		}
+		counted.Store(true)
+		var streams [2]device.Stream
+		for i := range streams {
+			if streams[i], err = m.Device().NewStream(); err != nil {
+				return err
+			}
+			if err := m.Signal(streams[i], 1, 0); err != nil {
+				return err
+			}
+		}
+		err = errors.Join(streams[0].Synchronize(ctx), streams[1].Synchronize(ctx))
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		return errors.Join(streams[0].Close(), streams[1].Close())
+	})
+	assert.EqualValues(t, 2, writes.Load())
+	assert.Zero(t, net.astray.Load(), "words were given back that the library was writing")
 }
 
 // TestTransferThatFails: the library's error is told when the group has nothing better to say, and the next post works.
@@ -574,6 +657,55 @@ func TestRegister(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, m.Free(ctx, a))
 		return m.Device().Free(p)
+	})
+}
+
+// TestAdoptedTwice: memory that two groups have adopted goes on being moved for the one when the other has freed it.
+func TestAdoptedTwice(t *testing.T) {
+	onFakes(t, &network{}, 2, Options{}, func(ctx context.Context, m *memory.Memory) error {
+		g, err := m.Group().Sub(ctx, []int{0, 1})
+		if err != nil {
+			return err
+		}
+		sub, err := memory.Open(ctx, Name, &backend.Env{Group: g, Opened: m.Device(), Parent: m.Backend()}, nil)
+		if err != nil {
+			return err
+		}
+		p, err := m.Device().Alloc(64)
+		if err != nil {
+			return err
+		}
+		s, err := m.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		adopt := func(m *memory.Memory) (backend.Allocation, *memory.Window, error) {
+			a, err := m.Register(ctx, p, 64, "")
+			if err != nil {
+				return nil, nil, err
+			}
+			w, err := m.Rendezvous(ctx, a, memory.Record{})
+			return a, w, err
+		}
+		first, _, err := adopt(m)
+		if err != nil {
+			return err
+		}
+		a, w, err := adopt(sub)
+		if err != nil {
+			return err
+		}
+		x, err := prepare(sub, a, w)
+		if err != nil {
+			return err
+		}
+		if err := m.Free(ctx, first); err != nil {
+			return err
+		}
+		if err := errors.Join(x.Post(s), s.Synchronize(ctx), x.Close()); err != nil {
+			return fmt.Errorf("when the other group has freed its own: %w", err)
+		}
+		return errors.Join(sub.Free(ctx, a), s.Close(), sub.Close(ctx), g.Close(ctx), m.Device().Free(p))
 	})
 }
 

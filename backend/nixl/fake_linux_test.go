@@ -175,13 +175,19 @@ func (e *fakeEngine) NewRequest(op nixl.Op, m nixl.Memory, local, remote []nixl.
 			mine[b] = e.serials[b]
 		}
 	}
+	var serials []int
 	for i := range local {
+		for b, serial := range mine {
+			if within(local[i], map[nixl.Block]int{b: serial}) {
+				serials = append(serials, serial)
+			}
+		}
 		if !within(local[i], mine) || !within(remote[i], e.remote[peer]) || local[i].Bytes != remote[i].Bytes {
 			return nil, fmt.Errorf("no registrations for %v and %v of %s", local[i], remote[i], peer)
 		}
 	}
 	e.requests++
-	return &fakeRequest{engine: e, op: op, memory: m, local: local, remote: remote, peer: peer}, nil
+	return &fakeRequest{engine: e, op: op, memory: m, local: local, remote: remote, peer: peer, serials: serials}, nil
 }
 
 func (e *fakeEngine) Close() error {
@@ -201,6 +207,7 @@ type fakeRequest struct {
 	memory        nixl.Memory
 	local, remote []nixl.Block
 	peer          string
+	serials       []int // of the registrations of the local blocks, which the library does not look for again
 	active        bool
 	released      bool
 	end           time.Time
@@ -215,6 +222,11 @@ func (r *fakeRequest) Post() (bool, error) {
 	}
 	if err := n.failure(r.engine.name, "Post"); err != nil {
 		return false, err
+	}
+	for _, serial := range r.serials {
+		if !r.engine.has(serial) {
+			return false, errors.New("posted from or to memory that was deregistered, of which the library has kept what it had allocated for it")
+		}
 	}
 	r.active, r.end = true, time.Now().Add(n.delay)
 	if n.slow != nil {
@@ -279,6 +291,16 @@ func (n *network) copyOnGPUs(dst, src nixl.Block) error {
 		return err
 	}
 	return n.gpus[dst.Device&0xffff].CopyFromHost(device.Ptr(dst.Addr), through)
+}
+
+// has reports whether a registration is there. The network is locked.
+func (e *fakeEngine) has(serial int) bool {
+	for b := range e.regs {
+		if e.serials[b] == serial {
+			return true
+		}
+	}
+	return false
 }
 
 // registered reports whether the block is in one that is registered. The network is locked.

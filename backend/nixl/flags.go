@@ -121,13 +121,11 @@ func (f *flags) Progress() { f.backend.node.progress() }
 // PrepareStore prepares writing a word of a peer, from a source of its own.
 func (f *flags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	i := f.used
 	if i == len(f.sources) || index < 0 || index >= len(f.words) {
-		f.mu.Unlock()
 		return nil, errs.Invalid("PrepareStore", "index", index, fmt.Sprintf("0 to %d, and each word of a peer once", len(f.words)-1))
 	}
-	f.used++
-	f.mu.Unlock()
 	behind := uint64(wordBytes * (len(f.words) + i))
 	there := f.peers[peer]
 	t := &transfer{
@@ -138,6 +136,7 @@ func (f *flags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 	if err := t.prepare(); err != nil {
 		return nil, err
 	}
+	f.used++
 	return &flagStore{transfer: t, source: &f.sources[i]}, nil
 }
 

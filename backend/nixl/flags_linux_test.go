@@ -31,6 +31,42 @@ func TestFlagUnderWayKeepsItsWord(t *testing.T) {
 	require.EqualValues(t, 7, s.source.Load())
 }
 
+// TestFlagsThatCannotBePrepared: what the library refuses to prepare takes nothing away from what it prepares later, however often it has refused.
+func TestFlagsThatCannotBePrepared(t *testing.T) {
+	var refusing atomic.Bool
+	net := &network{fail: func(_, call string) error {
+		if call == "NewRequest" && refusing.Load() {
+			return errBackend
+		}
+		return nil
+	}}
+	var ready sync.WaitGroup
+	ready.Add(2)
+	onFakes(t, net, 2, Options{KernelTimeout: 5 * time.Second}, func(ctx context.Context, m *memory.Memory) error {
+		_, _, err := mapped(ctx, m, 8)
+		ready.Done()
+		if err != nil {
+			return err
+		}
+		s, err := m.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		if m.Group().Rank() == 0 {
+			ready.Wait()
+			refusing.Store(true)
+			for range 20 {
+				assert.ErrorIs(t, m.Signal(s, 1, 0), errBackend)
+			}
+			refusing.Store(false)
+			err = m.Signal(s, 1, 0)
+		} else {
+			err = m.Wait(s, 0, 0)
+		}
+		return errors.Join(err, s.Synchronize(ctx), s.Close())
+	})
+}
+
 // TestFlagsOfARankThatIsNotTold: a rank that never hears that all ranks have flags keeps its own, which the others write to.
 func TestFlagsOfARankThatIsNotTold(t *testing.T) {
 	var fakes network

@@ -224,14 +224,17 @@ func (i *isle) reason(err error) string {
 // whole reports whether all ranks map each other's memory.
 func (b *Backend) whole() bool { return b.isle != nil && len(b.isle.ranks) == b.group.Size() }
 
-// Islands returns, by rank, the lowest rank of its island; nil if no rank maps another's memory.
+// Islands returns, by rank, the lowest rank of its island; nil if no rank maps another's memory. Ranks that cannot map each other's memory though they share that of
+// the CPU are alone.
 func (b *Backend) Islands() []int {
 	if b.islands == nil {
 		return nil
 	}
 	of := make([]int, b.group.Size())
 	for r := range of {
-		of[r] = b.islands.Of(r)[0]
+		if of[r] = r; b.peers[r].Apart == "" {
+			of[r] = b.islands.Of(r)[0]
+		}
 	}
 	return of
 }

@@ -658,3 +658,21 @@ func TestConformanceOfIslandsOfGPUs(t *testing.T) {
 		})
 	}
 }
+
+// TestIslandsOfGPUsApart: ranks whose GPUs do not reach each other are on no island together, and what goes by islands takes each of them for one.
+func TestIslandsOfGPUsApart(t *testing.T) {
+	for _, c := range []struct {
+		peers func(gpu, peer int) bool
+		want  []int
+	}{
+		{func(gpu, peer int) bool { return gpu == peer || gpu > 1 }, []int{0, 1, 2, 2}},
+		{func(gpu, peer int) bool { return gpu == peer }, []int{0, 1, 2, 3}},
+	} {
+		t.Run(fmt.Sprint(c.want), func(t *testing.T) {
+			gpuWorld{hosts: []string{"a", "a", "b", "b"}, peers: c.peers}.run(t, func(ctx context.Context, m *memory.Memory) error {
+				assert.Equal(t, c.want, m.Islands())
+				return allReduced(ctx, m, kernels.Hierarchical)
+			})
+		})
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -74,6 +75,8 @@ const (
 	defaultLiveness = 10 * time.Second
 	// laterSilence is how much longer than a peer TCP may be silent: that a rank is lost is the better error, and should come first.
 	laterSilence = time.Second
+	// mostSilence is the most time for which TCP may be silent, as the system takes it.
+	mostSilence = math.MaxInt32 * time.Millisecond
 	// leastSilence is the least time for which TCP may be silent: a segment that is lost is sent again after 0.2, 0.6 and 1.4 s.
 	leastSilence = 2 * time.Second
 )
@@ -104,7 +107,7 @@ func firstNetworks() []route {
 func chosenByUser() string {
 	var set []string
 	for _, name := range userNetwork {
-		if value, ok := os.LookupEnv(name); ok {
+		if value, ok := nixl.UserVariable(name); ok {
 			set = append(set, name+"="+value)
 		}
 	}
@@ -196,7 +199,7 @@ func agreed(members []group.Member, all []location, of func(location) string) bo
 func choose(ctx context.Context, o *Options, g *group.Group, all []location) (route, error) {
 	n, err := chooseDevices(ctx, o, g, all)
 	if n.reach >= reachHosts {
-		n.silence = max(cmp.Or(o.LivenessTimeout, defaultLiveness)+laterSilence, leastSilence)
+		n.silence = max(min(cmp.Or(o.LivenessTimeout, defaultLiveness), mostSilence-laterSilence)+laterSilence, leastSilence)
 	}
 	return n, err
 }
@@ -327,11 +330,11 @@ func (b *Backend) judge(o *Options, n route) error {
 	case reachHosts:
 		who = fmt.Sprintf("whoever can send to %s (%s)", n.addrs, n.devices)
 	case reachUser:
-		if staysOnHost(os.Getenv("UCX_TLS")) {
+		if transports, _ := nixl.UserVariable("UCX_TLS"); staysOnHost(transports) {
 			return nil
 		}
 		who = fmt.Sprintf("whoever can send to the devices that %s leaves", chosenByUser())
-		if os.Getenv("UCX_NET_DEVICES") == loopback {
+		if devices, _ := nixl.UserVariable("UCX_NET_DEVICES"); devices == loopback {
 			who = "every user of this host"
 		}
 	}

@@ -3,6 +3,7 @@ package nixl
 import (
 	"bytes"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -70,7 +72,7 @@ func TestChooseRoute(t *testing.T) {
 	assert.Equal(t, reachHosts, got.reach)
 	assert.Equal(t, "lo", got.devices)
 	assert.Equal(t, "11000ms", got.settings()["TCP_USER_TIMEOUT"], "a second more than ranks have by default")
-	for liveness, want := range map[time.Duration]string{20 * time.Second: "21000ms", time.Second / 4: "2000ms"} {
+	for liveness, want := range map[time.Duration]string{20 * time.Second: "21000ms", time.Second / 4: "2000ms", math.MaxInt64: "2147483647ms"} {
 		got, err = choose(t.Context(), &Options{NetDevices: []string{"lo"}, LivenessTimeout: liveness}, two[0], []location{alone, elsewhere})
 		require.NoError(t, err)
 		assert.Equal(t, want, got.settings()["TCP_USER_TIMEOUT"])
@@ -96,6 +98,39 @@ func TestChooseRoute(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, reachUser, got.reach)
 	assert.Equal(t, map[string]string{"POSIX_ERROR_HANDLING": "y", "TCP_USER_TIMEOUT": "11000ms"}, got.settings(), "the user's choice of networks is left alone")
+}
+
+// TestChoiceBesideAnAgent: what a variable of UCX's holds only because the agent of another rank of this process is being made is no choice of the user's. It
+// would let this rank's agent open every network.
+func TestChoiceBesideAnAgent(t *testing.T) {
+	withoutUserNetwork(t)
+	RequireLibrary(t)
+	lib, err := load("", 0, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	d, err := devhost.New(nil)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, d.Close()) }()
+	apart := places(t, "x", "y")[0]
+	made := make(chan error, 1)
+	go func() {
+		a, err := makeAgent(t.Context(), lib, d, "beside-"+nonce(), route{reach: reachHosts, devices: "lo,lo"}, false)
+		if err == nil {
+			err = a.Close()
+		}
+		made <- err
+	}()
+	for {
+		assert.Empty(t, chosenByUser())
+		got, err := choose(t.Context(), &Options{NetDevices: []string{"lo"}}, apart, []location{{}, {}})
+		require.NoError(t, err)
+		require.Equal(t, reachHosts, got.reach)
+		select {
+		case err := <-made:
+			require.NoError(t, err)
+			return
+		case <-time.After(time.Millisecond):
+		}
+	}
 }
 
 // TestProcessesApart: processes in containers of their own do not reach each other's memory.

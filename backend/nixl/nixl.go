@@ -269,6 +269,9 @@ func (b *Backend) Close(ctx context.Context) error {
 func (b *Backend) Quiesce(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
+	if err := b.endRuns(ctx); err != nil {
+		return err
+	}
 	return b.node.quiesce(ctx)
 }
 

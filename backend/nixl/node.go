@@ -1,12 +1,10 @@
 package nixl
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -28,13 +26,12 @@ type node struct {
 
 	scratch scratch // where there are pads
 
-	mu      sync.Mutex
-	last    uint64                 // the number of the latest registration
-	regions []nixl.Block           // of the device's memory, by address
-	open    map[*transfer]struct{} // with requests, which must be released before the agent ends
-	strays  []request              // given up while the library worked on them
-	kept    []words                // given up while the library may have worked on them
-	known   map[string]bool        // the agents that are connected to
+	mu     sync.Mutex
+	last   uint64                 // the number of the latest registration
+	open   map[*transfer]struct{} // with requests, which must be released before the agent ends
+	strays []request              // given up while the library worked on them
+	kept   []words                // given up while the library may have worked on them
+	known  map[string]bool        // the agents that are connected to
 }
 
 // nonce returns a text that no other has.
@@ -88,7 +85,7 @@ func (n *node) learn(ctx context.Context, metadata []byte) (string, error) {
 	})
 }
 
-// register registers memory; that of the device can then be found by its addresses.
+// register registers memory.
 func (n *node) register(m nixl.Memory, p device.Ptr, bytes int64) (nixl.Block, error) {
 	n.mu.Lock()
 	n.last++
@@ -97,35 +94,12 @@ func (n *node) register(m nixl.Memory, p device.Ptr, bytes int64) (nixl.Block, e
 	if err := within(n.device, func() error { return n.engine.Register(m, region) }); err != nil {
 		return nixl.Block{}, err
 	}
-	if m == n.memory {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		i, _ := slices.BinarySearchFunc(n.regions, region.Addr, func(r nixl.Block, addr uint64) int { return cmp.Compare(r.Addr, addr) })
-		n.regions = slices.Insert(n.regions, i, region)
-	}
 	return region, nil
 }
 
 // deregister takes back what register did.
 func (n *node) deregister(m nixl.Memory, region nixl.Block) error {
-	n.mu.Lock()
-	n.regions = slices.DeleteFunc(n.regions, func(r nixl.Block) bool { return r == region })
-	n.mu.Unlock()
 	return within(n.device, func() error { return n.engine.Deregister(m, region) })
-}
-
-// block names bytes of the device's memory as the agent knows them.
-func (n *node) block(p device.Ptr, bytes int64) (nixl.Block, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	// Memory that was registered twice is listed twice; any region that holds all the bytes will do.
-	for _, r := range slices.Backward(n.regions) {
-		if r.Addr <= uint64(p) && uint64(p)+uint64(bytes) <= r.Addr+r.Bytes {
-			return nixl.Block{Addr: uint64(p), Bytes: uint64(bytes), Device: r.Device}, nil
-		}
-	}
-	return nixl.Block{}, errs.Invalid("transfer", "local", fmt.Sprintf("%d bytes at %s", bytes, p),
-		"memory that was allocated or registered here")
 }
 
 // opened notes a transfer with a request. forget ends that.
@@ -151,13 +125,23 @@ func (n *node) forget(t *transfer) {
 	delete(n.open, t)
 }
 
+// transfersOf returns the transfers of a backend that may have requests; nil stands for every backend.
+func (n *node) transfersOf(b *Backend) []*transfer {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var all []*transfer
+	for t := range n.open {
+		if b == nil || t.backend == b {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
 // closeOpen closes the transfers that nobody has closed.
 func (n *node) closeOpen() error {
-	n.mu.Lock()
-	open := slices.Collect(maps.Keys(n.open))
-	n.mu.Unlock()
 	var err error
-	for _, t := range open {
+	for _, t := range n.transfersOf(nil) {
 		err = errors.Join(err, t.Close())
 	}
 	return err

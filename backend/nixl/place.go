@@ -104,23 +104,17 @@ func load(path string, cudaVersion int, log *slog.Logger) (*nixl.Library, error)
 	return lib, nil
 }
 
-// probes remembers, by device, what trying has found.
+// probes remembers, by device, that the library works on it, and whether it does without a network.
 var probes struct {
 	sync.Mutex
-	found map[string]probed
-}
-
-// probed is what trying the library on a device has found.
-type probed struct {
-	alone bool // it works without a network
-	err   error
+	found map[string]bool
 }
 
 // probeTimeout bounds the trial. Making an engine takes half a second, and now and then several.
 const probeTimeout = 30 * time.Second
 
 // probe tries, once for each device in a process, whether the library recognizes the device's memory when it is registered, and whether the library
-// works without a network.
+// works without a network. What does not work, or not without one, is tried again the next time: the process may have lacked files, or the host shared memory.
 func probe(ctx context.Context, lib *nixl.Library, d device.Device) (alone bool, err error) {
 	key := d.Kind().String()
 	if d.Kind() == device.CUDA {
@@ -129,16 +123,16 @@ func probe(ctx context.Context, lib *nixl.Library, d device.Device) (alone bool,
 	probes.Lock()
 	defer probes.Unlock()
 	if found, known := probes.found[key]; known {
-		return found.alone, found.err
+		return found, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	alone, err = try(ctx, lib, d)
-	if ctx.Err() == nil { // else another time is another try
+	if err == nil && (alone || chosenByUser() != "") {
 		if probes.found == nil {
-			probes.found = map[string]probed{}
+			probes.found = map[string]bool{}
 		}
-		probes.found[key] = probed{alone, err}
+		probes.found[key] = alone
 	}
 	return alone, err
 }

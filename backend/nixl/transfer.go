@@ -1,6 +1,7 @@
 package nixl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -47,12 +48,13 @@ func (b *Backend) PrepareTransfer(op backend.TransferOp, peer int,
 		if m == nil {
 			return nil, errs.Invalid("transfer", "window", "of another backend", "a window of backend "+Name)
 		}
-		local, err := b.node.block(blk.Local, blk.Bytes)
-		if err != nil {
-			return nil, err
+		a, ok := blk.Alloc.(*allocation)
+		if !ok || a.backend != b {
+			return nil, errs.Invalid("transfer", "local", fmt.Sprintf("%d bytes at %s", blk.Bytes, blk.Local), "memory that was allocated or registered here")
 		}
 		there := m.peers[peer]
-		t.local = append(t.local, local)
+		// By this registration and no other one of the same memory: a request keeps what the library has allocated for it.
+		t.local = append(t.local, nixl.Block{Addr: uint64(blk.Local), Bytes: uint64(blk.Bytes), Device: a.region.Device})
 		t.remote = append(t.remote, nixl.Block{Addr: there.Addr + uint64(blk.Offset), Bytes: uint64(blk.Bytes), Device: there.Device})
 	}
 	if err := t.prepare(); err != nil {
@@ -173,6 +175,45 @@ func (t *transfer) giveUp() {
 		t.backend.node.stray(t.request)
 		t.request = nil
 	}
+}
+
+// endRuns waits until the runs that are under way have ended. Perhaps nobody asks for one: a signal that came too late has given up its wait, and not the write
+// of its word.
+func (b *Backend) endRuns(ctx context.Context) error {
+	for _, t := range b.node.transfersOf(b) {
+		for began, under := t.under(); under && !t.over(began); {
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("a transfer to or from rank %d is still under way: %w", t.peer, ctx.Err())
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}
+	return nil
+}
+
+// under reports whether the library works on a run, and which began when.
+func (t *transfer) under() (began time.Time, under bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.began, t.working()
+}
+
+// working reports whether the library works on a run; t.mu is held.
+func (t *transfer) working() bool { return t.running && !t.ended && t.request != nil }
+
+// over reports whether the library has done with the run that began then, and drives it on if not.
+func (t *transfer) over(began time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.working() || t.began != began {
+		return true
+	}
+	ended, err := t.request.Status()
+	if t.ended = ended; err != nil {
+		t.fail(err)
+	}
+	return ended || err != nil
 }
 
 // Close releases the request. After the first, it does nothing.

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/symmem/symmem/internal/dl"
@@ -26,6 +28,7 @@ type Agent struct {
 	mu      sync.RWMutex // read-locked during NIXL's calls, so that the handle stays good
 	handle  handle
 	backend handle
+	closing atomic.Bool // no call begins any more
 
 	progress sync.Mutex // held during Progress
 	notes    handle     // the notifications of Progress, which there are none of; 0 with a progress thread
@@ -99,6 +102,43 @@ func (l *Library) NewAgentWithin(ctx context.Context, scope func(func() error) e
 // that change it meanwhile.
 var environment sync.RWMutex
 
+// lent are the variables that such a change has set, for as long as they are there.
+var lent struct {
+	sync.Mutex
+	names map[string]bool
+}
+
+// UserVariable is os.LookupEnv for a variable of UCX's. One that is there only because an agent is being made is not set: the user has not chosen it.
+func UserVariable(name string) (value string, set bool) {
+	lent.Lock()
+	defer lent.Unlock()
+	if lent.names[name] {
+		return "", false
+	}
+	return os.LookupEnv(name)
+}
+
+// lend sets a variable. takeBack ends that.
+func lend(name, value string) error {
+	lent.Lock()
+	defer lent.Unlock()
+	if err := os.Setenv(name, value); err != nil {
+		return fmt.Errorf("setting %s for UCX: %w", name, err)
+	}
+	if lent.names == nil {
+		lent.names = map[string]bool{}
+	}
+	lent.names[name] = true
+	return nil
+}
+
+func takeBack(name string) {
+	lent.Lock()
+	defer lent.Unlock()
+	_ = os.Unsetenv(name) // it was set, so its name is right
+	delete(lent.names, name)
+}
+
 // start makes the engine with UCX's settings.
 func (a *Agent) start(settings map[string]string) error {
 	l := a.lib
@@ -152,10 +192,10 @@ func withEnvironment(settings map[string]string, f func() error) error {
 		if _, set := os.LookupEnv(name); set {
 			continue
 		}
-		if err := os.Setenv(name, value); err != nil {
-			return fmt.Errorf("setting %s for UCX: %w", name, err)
+		if err := lend(name, value); err != nil {
+			return err
 		}
-		defer func() { _ = os.Unsetenv(name) }() // it was set, so its name is right
+		defer takeBack(name)
 	}
 	return f()
 }
@@ -163,7 +203,7 @@ func withEnvironment(settings map[string]string, f func() error) error {
 // whyNoEngine names the settings that most often keep UCX from starting.
 func whyNoEngine() string {
 	for _, name := range []string{"UCX_TLS", "UCX_NET_DEVICES", "UCX_MODULE_DIR", "NIXL_PLUGIN_DIR"} {
-		if value, set := os.LookupEnv(name); set && (name != "UCX_MODULE_DIR") {
+		if value, set := UserVariable(name); set && (name != "UCX_MODULE_DIR") {
 			return fmt.Sprintf("%s is %q, which may leave UCX without a transport that can do it (with UCX_TLS, one of them must be posix, tcp or "+
 				"that of a network card): unset it; ", name, value)
 		}
@@ -195,6 +235,9 @@ func (a *Agent) Plugins() ([]string, error) {
 
 // use runs call while the agent is open.
 func (a *Agent) use(call func(agent handle) error) error {
+	if a.closing.Load() { // before the lock, which Close may wait for
+		return fmt.Errorf("the agent is %w", errs.ErrClosed)
+	}
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	if a.handle == 0 {
@@ -329,13 +372,37 @@ func (a *Agent) Forget(name string) error {
 	})
 }
 
-// Close ends the agent and deregisters everything. All requests must have been released before. A second Close returns ErrClosed.
+// closeTimeout is how long Close waits for calls that are under way. Only one that was given up, see Bound, lasts longer than a moment.
+const closeTimeout = 2 * time.Second
+
+// Close ends the agent and deregisters everything. All requests must have been released before. While a call that was given up is still in the library the error is a
+// [*StuckError], and the agent ends when that call has ended. A second Close returns ErrClosed.
 func (a *Agent) Close() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.handle == 0 {
+	if a.closing.Swap(true) {
 		return fmt.Errorf("the agent is %w", errs.ErrClosed)
 	}
+	alone := make(chan struct{})
+	go func() {
+		a.mu.Lock()
+		close(alone)
+	}()
+	select {
+	case <-alone:
+		return a.end()
+	case <-time.After(closeTimeout):
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		<-alone
+		_ = a.end() // whoever closes it has gone
+	}()
+	return &StuckError{Library: libraryName, What: "ending a call that was given up, before the agent is closed", Err: os.ErrDeadlineExceeded, Ended: ended}
+}
+
+// end is Close with the lock held, which it ends.
+func (a *Agent) end() error {
+	defer a.mu.Unlock()
 	l := a.lib
 	var err error
 	if a.notes != 0 {

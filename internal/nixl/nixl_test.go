@@ -349,6 +349,45 @@ func TestLateAgent(t *testing.T) {
 	assert.Empty(t, made)
 }
 
+// TestCloseBehindAStuckCall: an agent that is closed while a call that was given up is still in the library says so, takes no more calls, and is ended when that has
+// returned.
+func TestCloseBehindAStuckCall(t *testing.T) {
+	l, made, _ := table()
+	a, err := l.NewAgent("a", nil)
+	require.NoError(t, err)
+	release := make(chan struct{})
+	know := l.call.loadMetadata
+	l.call.loadMetadata = func(agent handle, data unsafe.Pointer, n uintptr, name *unsafe.Pointer) Status {
+		<-release
+		return know(agent, data, n, name)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err = Bound(ctx, "taking metadata", func() (string, error) { return a.Know([]byte("b")) })
+	var known, closed *StuckError
+	require.ErrorAs(t, err, &known)
+
+	done := make(chan error, 1)
+	go func() { done <- a.Close() }()
+	select {
+	case err = <-done:
+	case <-time.After(20 * time.Second):
+		close(release)
+		t.Fatal("Close waits for the call")
+	}
+	require.ErrorAs(t, err, &closed)
+	require.ErrorIs(t, a.Register(DRAM, Block{Addr: 1, Bytes: 1}), errs.ErrClosed)
+	require.ErrorIs(t, a.Close(), errs.ErrClosed)
+	close(release)
+	<-known.Ended
+	select {
+	case <-closed.Ended:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the agent is left")
+	}
+	assert.Empty(t, made)
+}
+
 func TestPeerThatHasGone(t *testing.T) {
 	l, _, _ := table()
 	require.ErrorIs(t, l.check("get_xfer_status", RemoteDisconnect), errs.ErrPeerLost)

@@ -77,6 +77,9 @@ func (r *Request) Status() (ended bool, err error) {
 // ask makes a call whose status says how far the transfer has come.
 func (r *Request) ask(name string, call func(agent handle) Status) (ended bool, err error) {
 	a := r.agent
+	if a.closing.Load() {
+		return false, fmt.Errorf("the request is %w", errs.ErrClosed)
+	}
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	if a.handle == 0 || r.handle == 0 {

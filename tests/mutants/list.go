@@ -91,8 +91,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "a recorded put or get does nothing", tests: inSuite,
-		old: "\tif own, ok := m.transferrer(w.near[peer]); ok {\n\t\treturn m.copies",
-		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\tif own, ok := m.transferrer(w.near[peer]); ok {\n\t\treturn m.copies",
+		old: "\tif own, ok := m.transferrer(w.near[peer]); ok {\n\t\tfollows, err",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\tif own, ok := m.transferrer(w.near[peer]); ok {\n\t\tfollows, err",
 	},
 	{
 		file: "collective/host.go", why: "a recorded run does nothing", tests: inCollective,
@@ -1168,8 +1168,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "gets put", tests: inSuite,
-		old: "\tif op == backend.Write {\n\t\treturn enqueue(remote, local)",
-		new: "\tif op == backend.Read {\n\t\treturn enqueue(remote, local)",
+		old: "\tif op == backend.Read {\n\t\tto, from",
+		new: "\tif op == 0 {\n\t\tto, from",
 	},
 	{
 		file: "memory/transfer.go", why: "copies to closed windows", tests: inSuite,
@@ -1345,8 +1345,18 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/copies.go", why: "a copy that failed is never given back", tests: inSuite,
-		old: "\tif ended || err != nil {\n\t\terr = errors.Join(err, p.owner.give(p))",
-		new: "\tif ended {\n\t\terr = errors.Join(err, p.owner.give(p))",
+		old: "\tif ended || err != nil {\n\t\tp.mu.Lock()\n\t\tp.following",
+		new: "\tif ended {\n\t\tp.mu.Lock()\n\t\tp.following",
+	},
+	{
+		file: "memory/copies.go", why: "a graph copies where memory was freed", tests: []stage{memoryTests},
+		old: "\treturn host && s.Capturing()\n",
+		new: "\treturn host && s == nil\n",
+	},
+	{
+		file: "memory/copies.go", why: "a put that has failed is signalled", tests: []stage{nixlTests},
+		old: "\t\tif follows = ended && err == nil; follows {\n\t\t\tfollows, err = p.follow()\n",
+		new: "\t\tif follows = ended || err != nil; follows {\n\t\t\tfollows, err = p.follow()\n",
 	},
 	{
 		file: "memory/send.go", why: "a send does not signal", tests: inPlans,
@@ -1851,8 +1861,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "PutSignal signals before it puts", tests: inTensor,
-		old: "\tsignalled := false\n\terr = m.copy(s, backend.Write,",
-		new: "\tsignalled := true\n\tif err := out.signal(s, peer, channel); err != nil {\n\t\treturn err\n\t}\n\terr = m.copy(s, backend.Write,",
+		old: "\tsignalled := false\n\tbehind := func()",
+		new: "\tsignalled := true\n\tif err := out.signal(s, peer, channel); err != nil {\n\t\treturn err\n\t}\n\tbehind := func()",
 	},
 	{
 		file: "tensor/transfer.go", why: "puts with a signal go to the beginning of the allocation", tests: inTensor,

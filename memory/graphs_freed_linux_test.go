@@ -1,0 +1,124 @@
+package memory_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
+	devhost "github.com/symmem/symmem/device/host"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
+)
+
+// TestGraphsOfFreedMemory: puts, gets and transfers that a graph has kept until their memory was freed are ErrClosed in the graph's stream, also when other memory lies
+// there, and a put with a signal does not signal.
+func TestGraphsOfFreedMemory(t *testing.T) {
+	for _, far := range []bool{false, true} {
+		t.Run(fmt.Sprintf("far=%t", far), func(t *testing.T) {
+			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				d, err := devhost.New(&devhost.Options{Err: g.Err})
+				if err != nil {
+					return err
+				}
+				near, err := host.New(g, &host.Options{Device: d})
+				if err != nil {
+					return err
+				}
+				var b backend.Backend = near
+				if far {
+					b = backendtest.Far(near, g, nil)
+				}
+				m := memory.New(b, g, &memory.Options{Channels: 1, KernelTimeout: time.Second})
+				if err = graphsOfFreedMemory(ctx, m, d); err != nil {
+					g.Abort("the test has failed") // the other rank may be waiting
+				}
+				return errors.Join(err, m.Close(ctx), d.Close())
+			}))
+		})
+	}
+}
+
+func graphsOfFreedMemory(ctx context.Context, m *memory.Memory, d device.Device) error {
+	const n = 1 << 20
+	allocate := func() (backend.Allocation, *memory.Window, error) {
+		a, err := m.Allocate(ctx, n, "")
+		if err != nil {
+			return nil, nil, err
+		}
+		w, err := m.Rendezvous(ctx, a, memory.Record{})
+		return a, w, err
+	}
+	a, w, err := allocate()
+	if err != nil {
+		return err
+	}
+	s, err := d.NewStream()
+	if err != nil {
+		return err
+	}
+	peer := 1 - m.Group().Rank()
+	x, err := m.PrepareTransfer(backend.Write, peer, []memory.TransferBlock{{Local: a.Ptr(), Window: w, Offset: 64, Bytes: 64}})
+	if err != nil {
+		return err
+	}
+	kept := []struct {
+		what    string
+		enqueue func() error
+		graph   device.Graph
+	}{
+		{what: "put", enqueue: func() error { return m.Copy(s, backend.Write, peer, w, 64, a.Ptr(), 64) }},
+		{what: "get", enqueue: func() error { return m.Copy(s, backend.Read, peer, w, 0, a.Ptr().Add(64), 64) }},
+		{what: "transfer", enqueue: func() error { return x.Post(s) }},
+		{what: "put with a signal", enqueue: func() error { return m.PutSignal(s, peer, w, 64, a.Ptr(), 64, 0) }},
+	}
+	for i := range kept {
+		k := &kept[i]
+		if err := errors.Join(s.BeginCapture(), k.enqueue()); err != nil {
+			return err
+		}
+		if k.graph, err = s.EndCapture(); err != nil {
+			return err
+		}
+		if err := errors.Join(k.graph.Launch(s), s.Synchronize(ctx)); err != nil {
+			return fmt.Errorf("a graph with a %s: %w", k.what, err)
+		}
+	}
+	if err := m.Free(ctx, a); err != nil {
+		return err
+	}
+	var others []backend.Allocation // where the memory was, on this rank and of the peer
+	for range 4 {
+		a, _, err := allocate()
+		if err != nil {
+			return err
+		}
+		others = append(others, a)
+	}
+	for _, k := range kept {
+		if err := errors.Join(k.graph.Launch(s), s.Synchronize(ctx)); !errors.Is(err, errs.ErrClosed) {
+			return fmt.Errorf("a graph with a %s of memory that was freed: %w", k.what, err)
+		}
+	}
+	if err := errors.Join(m.Wait(s, peer, 0), s.Synchronize(ctx)); err != nil {
+		return fmt.Errorf("the signal of the launch before: %w", err)
+	}
+	if err := errors.Join(m.Wait(s, peer, 0), s.Synchronize(ctx)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("a signal behind a put of memory that was freed: %w", err)
+	}
+	err = x.Close()
+	for _, k := range kept {
+		err = errors.Join(err, k.graph.Close())
+	}
+	for _, a := range others {
+		err = errors.Join(err, m.Free(ctx, a))
+	}
+	return errors.Join(err, s.Close())
+}
