@@ -116,7 +116,7 @@ func (m *Memory) prepareTransfer(op backend.TransferOp, peer int, posted bool, b
 	if own, ok := m.transferrer(near); ok {
 		t.prepared, err = newWorkTransfer(m, own, op, peer, blocks, sides)
 	} else {
-		t.prepared, err = newCopyTransfer(op, peer, blocks)
+		t.prepared, err = newCopyTransfer(m, op, peer, blocks, sides)
 	}
 	if err == nil && posted {
 		if err = t.prepared.prepare(m.device); err != nil {
@@ -226,7 +226,8 @@ func (t *Transfer) endPost() {
 	t.posting = false
 }
 
-// WaitOn holds the later work of s up until the last post has ended. It returns at once. ErrNotPosted before the first post.
+// WaitOn holds the later work of s up until the last post has ended. It returns at once. ErrNotPosted before the first post, and outside of its
+// capture for one that was recorded in a graph.
 func (t *Transfer) WaitOn(s device.Stream) error {
 	if err := t.made("WaitOn"); err != nil {
 		return err
@@ -238,12 +239,20 @@ func (t *Transfer) WaitOn(s device.Stream) error {
 	}
 	t.mu.Lock()
 	asked := t.posted()
+	captured := t.captured
 	t.mu.Unlock()
 	if asked != nil {
 		return fmt.Errorf("waiting for a transfer: %w", asked)
 	}
-	return t.prepared.WaitOn(s)
+	err := t.prepared.WaitOn(s)
+	if _, outside := errors.AsType[*device.CaptureError](err); outside && captured {
+		return fmt.Errorf("waiting for a transfer: %w (%w)", errRecorded, err)
+	}
+	return err
 }
+
+// errRecorded says that nothing outside of a graph can tell when what it has posted ends.
+var errRecorded = fmt.Errorf("the last post was recorded in a graph; synchronize the stream that launches it: %w", errs.ErrNotPosted)
 
 // Status says without waiting how far the transfer has come, and the error of its last post if that has ended in one.
 func (t *Transfer) Status() (TransferState, error) {
@@ -271,7 +280,7 @@ func (t *Transfer) Wait(ctx context.Context) error {
 	t.mu.Lock()
 	err := t.posted()
 	if err == nil && t.captured {
-		err = fmt.Errorf("the last post was recorded in a graph; synchronize the stream that launches it: %w", errs.ErrNotPosted)
+		err = errRecorded
 	}
 	t.mu.Unlock()
 	if err != nil {
@@ -402,6 +411,9 @@ type mover interface {
 
 // copyTransfer is a transfer by copies between addresses of this process: for every backend that gives peer pointers.
 type copyTransfer struct {
+	memory *Memory
+	name   string
+	sides  []side
 	copies []WorkCopy
 	posts
 }
@@ -487,8 +499,8 @@ func (p *posts) close() error {
 	return p.ended.Close()
 }
 
-func newCopyTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*copyTransfer, error) {
-	c := &copyTransfer{}
+func newCopyTransfer(m *Memory, op backend.TransferOp, peer int, blocks []TransferBlock, sides []side) (*copyTransfer, error) {
+	c := &copyTransfer{memory: m, name: copyName(op, peer), sides: sides}
 	for _, b := range blocks {
 		if b.Bytes == 0 {
 			continue
@@ -509,6 +521,12 @@ func newCopyTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*
 }
 
 func (c *copyTransfer) Post(s device.Stream) (begun bool, err error) {
+	if len(c.copies) > 0 && c.memory.looks(s) {
+		if err := launch(s, &keptCopies{memory: c.memory, name: c.name, sides: c.sides, copies: c.copies}); err != nil {
+			return false, err
+		}
+		return true, c.mark(s)
+	}
 	for _, b := range c.copies {
 		if err := s.Copy(b.Dst, b.Src, b.Bytes); err != nil {
 			if begun {
@@ -522,6 +540,33 @@ func (c *copyTransfer) Post(s device.Stream) (begun bool, err error) {
 }
 
 func (c *copyTransfer) Close() error { return c.close() }
+
+// copyName is what errors call a copy or transfer that runs.
+func copyName(op backend.TransferOp, peer int) string { return fmt.Sprintf("%s of rank %d", op, peer) }
+
+// keptCopies are copies that a graph has on the host device, where the CPU makes them: other memory may have their addresses when the graph is launched.
+type keptCopies struct {
+	memory *Memory
+	name   string
+	sides  []side
+	copies []WorkCopy
+}
+
+// looks reports whether copies on s are recorded as keptCopies.
+func (m *Memory) looks(s device.Stream) bool {
+	_, host := m.device.(device.HostMemory)
+	return host && s.Capturing()
+}
+
+// RunKernel makes the copies, unless memory of theirs was freed.
+func (k *keptCopies) RunKernel() error {
+	if err := freedSides(k.sides); err != nil {
+		return err
+	}
+	return copyOnHost(k.memory.device.(device.HostMemory), k.copies)
+}
+
+func (k *keptCopies) String() string { return k.name }
 
 // workTransfer is a transfer that a backend carries out. It is a PreparedTransfer itself, which knows when its memory was freed: a graph
 // may launch it at any time.
@@ -545,13 +590,13 @@ func newWorkTransfer(m *Memory, b backend.Transferrer, op backend.TransferOp, pe
 		}
 	}
 	if len(pieces) == 0 {
-		return newCopyTransfer(op, peer, nil)
+		return newCopyTransfer(m, op, peer, nil, nil)
 	}
 	work, err := b.PrepareTransfer(op, peer, pieces)
 	if err != nil {
 		return nil, err
 	}
-	return &workTransfer{work: work, name: fmt.Sprintf("%s of rank %d", op, peer), sides: sides}, nil
+	return &workTransfer{work: work, name: copyName(op, peer), sides: sides}, nil
 }
 
 func (t *workTransfer) Post(s device.Stream) (begun bool, err error) {
@@ -745,6 +790,13 @@ func (m *Memory) copy(
 	}
 	if remote < local.Add(bytes) && local < remote.Add(bytes) { // a kernel would copy what it has written itself
 		return errs.Invalid(op.String(), "range", fmt.Sprintf("%d bytes at %s, and as many at %s", bytes, local, remote), "two ranges of this rank's memory that do not overlap, or one and the same")
+	}
+	if m.looks(s) {
+		c := WorkCopy{Dst: remote, Src: local, Bytes: bytes}
+		if op == backend.Read {
+			c.Dst, c.Src = local, remote
+		}
+		return launch(s, &keptCopies{memory: m, name: copyName(op, peer), sides: slices.Clone(sides[:]), copies: []WorkCopy{c}})
 	}
 	if op == backend.Write {
 		return enqueue(remote, local)
