@@ -426,6 +426,15 @@ func wantIs(err, is error) error {
 	return nil
 }
 
+// wantArgument fails unless err refuses that argument of a call.
+func wantArgument(err error, call, arg string) error {
+	var refused *symmem.ArgumentError
+	if !errors.As(err, &refused) || refused.Op != call || refused.Arg != arg {
+		return fmt.Errorf("%w; expected an error about %s of %s", err, arg, call)
+	}
+	return nil
+}
+
 // TestCollectivesRefuse: what is wrong is refused on every rank, the next call works, and nothing works after Close.
 func TestCollectivesRefuse(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -452,7 +461,10 @@ func TestCollectivesRefuse(t *testing.T) {
 			wantIs(r.AllReduce(none, x, kernels.Sum), symmem.ErrInvalid),
 			wantIs(r.AllReduceMany(none, []tensor.SymmetricTensor{x}, kernels.Sum), symmem.ErrInvalid),
 			wantIs(r.Synchronize(none), symmem.ErrInvalid),
-			wantIs(r.AllReduce(ctx, nil, kernels.Sum), symmem.ErrInvalid),
+			wantArgument(r.AllReduce(ctx, nil, kernels.Sum), "AllReduce", "t"),
+			wantArgument(r.Broadcast(ctx, nil, 0), "Broadcast", "t"),
+			wantArgument(r.Reduce(ctx, nil, x, kernels.Sum, 0), "Reduce", "in"),
+			wantArgument(r.AllToAll(ctx, x, nil), "AllToAll", "out"),
 			wantIs(r.AllReduce(ctx, (*tensor.Tensor)(nil), kernels.Sum), symmem.ErrInvalid),
 			wantIs(r.AllReduce(ctx, &tensor.Tensor{}, kernels.Sum), symmem.ErrInvalid),
 			wantIs(r.AllReduce(ctx, x, 0), symmem.ErrInvalid),
