@@ -826,6 +826,44 @@ func TestCallsGiveUpTheirTurn(t *testing.T) {
 	})
 }
 
+// TestOptionsAfterGivingUp: options belong to the caller again when a constructor has given up its turn, though the rank tells the others later. (The race detector looks.)
+func TestOptionsAfterGivingUp(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		x, err := ones(ctx, r, 12)
+		if err != nil {
+			return err
+		}
+		store := r.Group().Store()
+		opts := &kernels.AllReduceOptions{MaxBlocks: 3}
+		if r.Rank() == 1 {
+			if _, err := store.Get(ctx, "rank 0 has given up"); err != nil {
+				return err
+			}
+			err := r.Barrier(ctx)
+			_, told := kernels.NewAllReduce(ctx, x, kernels.Sum, opts)
+			if vote, ok := errors.AsType[*group.VoteError](told); !ok || vote.Failures[0].Rank != 0 {
+				err = errors.Join(err, fmt.Errorf("nobody has told that rank 0 gave up: %w", told))
+			}
+			return err
+		}
+		barrier := make(chan error, 1)
+		go func() { barrier <- r.Barrier(ctx) }()
+		awaitCall(ctx, r, barrier)
+		soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		_, err = kernels.NewAllReduce(soon, x, kernels.Sum, opts)
+		if _, gaveUp := errors.AsType[*memory.TurnError](err); !gaveUp {
+			return fmt.Errorf("behind a barrier: %w", err)
+		}
+		err = errors.Join(store.Set(ctx, "rank 0 has given up", nil), <-barrier)
+		for range 100 {
+			*opts = kernels.AllReduceOptions{}
+			time.Sleep(10 * time.Microsecond)
+		}
+		return err
+	})
+}
+
 // TestNilContextIsTold: a rank that comes to a collective call without a context tells the others, whether the call has its plan already or not, and the next
 // call is in step.
 func TestNilContextIsTold(t *testing.T) {
