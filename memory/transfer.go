@@ -732,7 +732,8 @@ func (m *Memory) putSignal(call string, s device.Stream, peer int, w *Window, of
 
 // Copy enqueues one transfer of bytes between local, an address of symmetric memory of this rank, and the place at offset
 // of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it. What is freed on
-// either side is ErrClosed, or ErrNotSymmetric if nothing else is at local. To or from this rank itself, ranges that overlap in part are ErrInvalid.
+// either side is ErrClosed, or ErrNotSymmetric if nothing else is at local; freed later, it is ErrClosed in the stream of a graph that has the copy, unless a GPU
+// copies by itself. To or from this rank itself, ranges that overlap in part are ErrInvalid.
 func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64) error {
 	if err := m.made("Copy"); err != nil {
 		return err
