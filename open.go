@@ -136,8 +136,8 @@ func joinOptions(cfg config.Config, opts *Options, log *slog.Logger) (*group.Opt
 		Served: cfg.RendezvousServed, Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout, BootID: opts.BootID, Logger: log,
 	}
 	if cfg.RendezvousFD >= 0 && launch.Rank == 0 {
-		if gopts.Listener, err = inheritedListener(cfg.RendezvousFD); err != nil {
-			return nil, fmt.Errorf("%w: %w", errs.Invalid("Open", "rendezvous-fd", cfg.RendezvousFD, "the descriptor of an inherited listening socket"), err)
+		if gopts.Listener, err = inheritedListener(cfg.RendezvousFD, launch.Addr, launch.Ports); err != nil {
+			return nil, fmt.Errorf("%w: %w", errs.Invalid("Open", "rendezvous-fd", cfg.RendezvousFD, "the descriptor of an inherited socket that listens at rendezvous-addr"), err)
 		}
 	}
 	return gopts, nil
