@@ -24,7 +24,7 @@ const MaxPlans = 128
 
 // AllReduce combines t on all ranks by op, in place, on the rank's own stream. See [kernels.NewAllReduce].
 func (r *Rank) AllReduce(ctx context.Context, t tensor.SymmetricTensor, op kernels.Op) error {
-	c, found, err := r.plans().find(planKey{call: "AllReduce", op: op}, t, t)
+	c, found, err := r.plans().findOne(planKey{call: "AllReduce", op: op}, t)
 	if found || err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func (r *Rank) AllGather(ctx context.Context, in, out tensor.SymmetricTensor) er
 
 // Broadcast gives every rank root's t, on the rank's own stream. See [kernels.NewBroadcast].
 func (r *Rank) Broadcast(ctx context.Context, t tensor.SymmetricTensor, root int) error {
-	c, found, err := r.plans().find(planKey{call: "Broadcast", root: root}, t, t)
+	c, found, err := r.plans().findOne(planKey{call: "Broadcast", root: root}, t)
 	if found || err != nil {
 		return err
 	}
@@ -269,7 +269,17 @@ func (w *call) lasting() {
 	}
 }
 
-// find runs the plan of a call on two tensors, which may be one, if there is a plan. Else it gives the call.
+// findOne runs the plan of a call on one tensor, if there is a plan. Else it gives the call.
+func (c *planCache) findOne(key planKey, t tensor.SymmetricTensor) (*call, bool, error) {
+	if c == nil {
+		return nil, false, (*Rank)(nil).made(key.call)
+	}
+	at, known, failure := c.placeOf(key.call, argument{name: "t"}, t)
+	key.in, key.out = at, at
+	return c.findAt(key, t, t, known, failure)
+}
+
+// find is findOne for a call on two tensors, which may be one.
 func (c *planCache) find(key planKey, in, out tensor.SymmetricTensor) (*call, bool, error) {
 	if c == nil {
 		return nil, false, (*Rank)(nil).made(key.call)
@@ -281,7 +291,11 @@ func (c *planCache) find(key planKey, in, out tensor.SymmetricTensor) (*call, bo
 	if failure == nil {
 		failure = outFailure
 	}
-	known := inKnown && outKnown
+	return c.findAt(key, in, out, inKnown && outKnown, failure)
+}
+
+// findAt is find for tensors at the places that the key has, if they are known.
+func (c *planCache) findAt(key planKey, in, out tensor.SymmetricTensor, known bool, failure error) (*call, bool, error) {
 	if found, err := c.runKept(key, known, failure); found || err != nil {
 		return nil, found, err
 	}

@@ -426,6 +426,15 @@ func wantIs(err, is error) error {
 	return nil
 }
 
+// wantArgument fails unless err refuses that argument of a call.
+func wantArgument(err error, call, arg string) error {
+	var refused *symmem.ArgumentError
+	if !errors.As(err, &refused) || refused.Op != call || refused.Arg != arg {
+		return fmt.Errorf("%w; expected an error about %s of %s", err, arg, call)
+	}
+	return nil
+}
+
 // TestCollectivesRefuse: what is wrong is refused on every rank, the next call works, and nothing works after Close.
 func TestCollectivesRefuse(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -452,7 +461,10 @@ func TestCollectivesRefuse(t *testing.T) {
 			wantIs(r.AllReduce(none, x, kernels.Sum), symmem.ErrInvalid),
 			wantIs(r.AllReduceMany(none, []tensor.SymmetricTensor{x}, kernels.Sum), symmem.ErrInvalid),
 			wantIs(r.Synchronize(none), symmem.ErrInvalid),
-			wantIs(r.AllReduce(ctx, nil, kernels.Sum), symmem.ErrInvalid),
+			wantArgument(r.AllReduce(ctx, nil, kernels.Sum), "AllReduce", "t"),
+			wantArgument(r.Broadcast(ctx, nil, 0), "Broadcast", "t"),
+			wantArgument(r.Reduce(ctx, nil, x, kernels.Sum, 0), "Reduce", "in"),
+			wantArgument(r.AllToAll(ctx, x, nil), "AllToAll", "out"),
 			wantIs(r.AllReduce(ctx, (*tensor.Tensor)(nil), kernels.Sum), symmem.ErrInvalid),
 			wantIs(r.AllReduce(ctx, &tensor.Tensor{}, kernels.Sum), symmem.ErrInvalid),
 			wantIs(r.AllReduce(ctx, x, 0), symmem.ErrInvalid),
@@ -811,6 +823,44 @@ func TestCallsGiveUpTheirTurn(t *testing.T) {
 			}
 		}
 		return errors.Join(err, store.Set(ctx, "rank 0 has given up", nil), <-ran, sum(ctx, x), sum(ctx, y), first(ctx, r, y, 2), first(ctx, r, x, 4))
+	})
+}
+
+// TestOptionsAfterGivingUp: options belong to the caller again when a constructor has given up its turn, though the rank tells the others later. (The race detector looks.)
+func TestOptionsAfterGivingUp(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		x, err := ones(ctx, r, 12)
+		if err != nil {
+			return err
+		}
+		store := r.Group().Store()
+		opts := &kernels.AllReduceOptions{MaxBlocks: 3}
+		if r.Rank() == 1 {
+			if _, err := store.Get(ctx, "rank 0 has given up"); err != nil {
+				return err
+			}
+			err := r.Barrier(ctx)
+			_, told := kernels.NewAllReduce(ctx, x, kernels.Sum, opts)
+			if vote, ok := errors.AsType[*group.VoteError](told); !ok || vote.Failures[0].Rank != 0 {
+				err = errors.Join(err, fmt.Errorf("nobody has told that rank 0 gave up: %w", told))
+			}
+			return err
+		}
+		barrier := make(chan error, 1)
+		go func() { barrier <- r.Barrier(ctx) }()
+		awaitCall(ctx, r, barrier)
+		soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		_, err = kernels.NewAllReduce(soon, x, kernels.Sum, opts)
+		if _, gaveUp := errors.AsType[*memory.TurnError](err); !gaveUp {
+			return fmt.Errorf("behind a barrier: %w", err)
+		}
+		err = errors.Join(store.Set(ctx, "rank 0 has given up", nil), <-barrier)
+		for range 100 {
+			*opts = kernels.AllReduceOptions{}
+			time.Sleep(10 * time.Microsecond)
+		}
+		return err
 	})
 }
 

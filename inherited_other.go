@@ -9,7 +9,7 @@ import (
 )
 
 // inheritedListener takes over the listening socket of a descriptor.
-func inheritedListener(fd int) (net.Listener, error) {
+func inheritedListener(fd int, _ string, _ int) (net.Listener, error) {
 	f := os.NewFile(uintptr(fd), "rendezvous socket")
 	l, err := net.FileListener(f)
 	return l, errors.Join(err, f.Close())

@@ -35,7 +35,8 @@ type Options struct {
 	//	&nccl.Options{Comm: comm} // a communicator of the program's own
 	//
 	// Only the backend that takes the type can be opened then. Open returns ErrUnavailable if the setting backend leaves that backend out, and
-	// ErrInvalid if no backend of the program takes the type. What is set in them takes precedence over the settings. A sub-group uses them too,
+	// ErrInvalid if no backend of the program takes the type. What is set in them takes precedence over the settings, for what the backend
+	// and its device do: a KernelTimeout there is not that of signals and plans, which is the setting. A sub-group uses them too,
 	// except for the device and for what belongs to the whole group, such as a communicator.
 	Backend any
 	// BootID, if set, makes this rank appear to be on another machine, for tests of what cannot be shared between hosts.
@@ -135,8 +136,8 @@ func joinOptions(cfg config.Config, opts *Options, log *slog.Logger) (*group.Opt
 		Served: cfg.RendezvousServed, Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout, BootID: opts.BootID, Logger: log,
 	}
 	if cfg.RendezvousFD >= 0 && launch.Rank == 0 {
-		if gopts.Listener, err = inheritedListener(cfg.RendezvousFD); err != nil {
-			return nil, fmt.Errorf("%w: %w", errs.Invalid("Open", "rendezvous-fd", cfg.RendezvousFD, "the descriptor of an inherited listening socket"), err)
+		if gopts.Listener, err = inheritedListener(cfg.RendezvousFD, launch.Addr, launch.Ports); err != nil {
+			return nil, fmt.Errorf("%w: %w", errs.Invalid("Open", "rendezvous-fd", cfg.RendezvousFD, "the descriptor of an inherited socket that listens at rendezvous-addr"), err)
 		}
 	}
 	return gopts, nil

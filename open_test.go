@@ -159,8 +159,8 @@ func inheritedSocket(t *testing.T, begin func() config.Config) {
 	require.NoError(t, f.Close())
 }
 
-// TestInheritedSomethingElse: what is no listening socket is refused at once, and stays the program's: an earlier Open may have taken the socket, and a file of the
-// program got its number.
+// TestInheritedSomethingElse: what is no socket that listens where the ranks look is refused at once, and stays the program's: an earlier Open may have taken the socket, and
+// a file, or a server, of the program got its number.
 func TestInheritedSomethingElse(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -174,7 +174,16 @@ func TestInheritedSomethingElse(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
 	require.NoError(t, err)
 	defer file.Close()
-	for what, f := range map[string]*os.File{"a file": file, "a connection": connection} {
+	server, err := l.(*net.TCPListener).File()
+	require.NoError(t, err)
+	defer server.Close()
+	local, err := net.Listen("unix", filepath.Join(t.TempDir(), "socket"))
+	require.NoError(t, err)
+	defer local.Close()
+	socket, err := local.(*net.UnixListener).File()
+	require.NoError(t, err)
+	defer socket.Close()
+	for what, f := range map[string]*os.File{"a file": file, "a connection": connection, "a server": server, "a server of this host": socket} {
 		fd, err := dup(f)
 		require.NoError(t, err)
 		cfg := config.Default()

@@ -28,8 +28,8 @@ type Backend interface {
 	// memory cannot be adopted. Local.
 	Register(ctx context.Context, p device.Ptr, bytes int64) (Allocation, error)
 	// Rendezvous maps a on every rank. Collective: all ranks of the group call it with allocations that agree. It either returns a mapping that is
-	// complete on this rank, or undoes all that it did. A rank that fails while others may wait for it tells them by a vote of the group that the
-	// backend was opened for.
+	// complete on this rank, or undoes all that it did. A rank that fails while others may wait for it tells them, in the step that they are in, of the
+	// group that the backend was opened for: by its failure in a vote, or without a file in an exchange of files.
 	Rendezvous(ctx context.Context, a Allocation) (Mapping, error)
 	// Close releases everything. All mappings and allocations have been released before.
 	Close(ctx context.Context) error

@@ -33,7 +33,8 @@
 //
 // The file is YAML (JSON is YAML too) with the keys at its top, in any case: "world-size: 8". It is symmem.yaml in the working
 // directory if there is one, or the file that [LoadOptions].File, --config or SYMMEM_CONFIG names, which must then exist. It
-// must be a regular file of at most one mebibyte. A key that is not known is an error, a key without a value counts as unset.
+// must be a regular file of at most one mebibyte. A key that is not known is an error, a key without a value counts as unset. Behind the
+// key of a secret there has to be a text: what YAML takes for nothing may have been the secret, as behind "#".
 //
 // A file says which libraries are loaded and whom the process meets. So a symmem.yaml that nobody has named must belong to this user or to root, and
 // no other user may write it; a file of this user may be writable by this user's own group. A link to it must belong to one of the two as well. Any other

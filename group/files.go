@@ -48,7 +48,8 @@ type exchange interface {
 //
 // If it fails on any rank, it fails on all, with a [*VoteError] that names those, and no file stays open. For that, a rank whose context ends when all have sent
 // still waits to hear how it went, for at most [Options].Timeout, if the rendezvous service is slow. It is ErrUnsupported if the
-// ranks do not all run on one machine, and on other systems than Linux. Its other errors are those of collective calls.
+// ranks do not all run on one machine, and on other systems than Linux. Its other errors are those of collective calls. A nil f is ErrInvalid, which every rank gets:
+// so a rank that has no file tells the others. It counts as three calls, so that another call in its place leaves the ranks out of step, behind a [*MismatchError].
 func (g *Group) ExchangeFile(ctx context.Context, op string, f *os.File) ([]*os.File, error) {
 	if err := g.made("ExchangeFile"); err != nil {
 		return nil, err

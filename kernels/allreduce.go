@@ -84,9 +84,11 @@ type AllReduceOptions struct {
 // fit the input, and ErrUnsupported where there is no kernel of the form for the dtype and operation.
 func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
 	const call = "NewAllReduce"
-	if opts == nil {
-		opts = &AllReduceOptions{}
+	own := AllReduceOptions{}
+	if opts != nil {
+		own = *opts // a call that has given up its turn looks at them later
 	}
+	opts = &own
 	out, failure := t, usable(call, "t", t)
 	if !errs.IsNil(opts.Out) {
 		out = opts.Out
@@ -96,8 +98,7 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 		return nil, refuse(ctx, call, failure, t, out)
 	}
 	if opts.Algorithm == Auto && t.Memory().RankOrder() {
-		ordered := *opts
-		ordered.RankOrder, opts = true, &ordered
+		opts.RankOrder = true
 	}
 	return inTurn(ctx, t.Memory(), call, func(ctx context.Context, _ error) (*Plan, error) { return firstAllReduce(ctx, t, out, op, opts) })
 }

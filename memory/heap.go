@@ -490,8 +490,8 @@ func (h *Heap) do(ctx context.Context, what string, call func(ctx context.Contex
 // nothing left to do and every rank has come. An error on any rank is an error on every rank, and then what was freed goes on waiting. Ranks that have
 // asked for different things all get a [*group.MismatchError], as in Check.
 //
-// Graphs that hold what was freed must not be launched any more. Plans that the CPU runs, and transfers, are ErrClosed in their stream then; but a
-// copy between addresses, and what a GPU runs by itself, would write into memory that may be another allocation's. Do not reclaim while a stream is recorded.
+// Graphs that hold what was freed must not be launched any more. What the CPU runs or moves, which on the host device is all, is ErrClosed in its stream then; but
+// what a GPU runs or copies by itself would write into memory that may be another allocation's. Do not reclaim while a stream is recorded.
 func (h *Heap) Reclaim(ctx context.Context) error {
 	if err := errors.Join(h.made("Reclaim"), errs.Given("Reclaim", "ctx", ctx, "a context")); err != nil {
 		return err

@@ -524,7 +524,7 @@ func (m *Memory) leaveMapping(ctx context.Context, failed error) bool {
 // for all ranks, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If ctx ends while
 // the device still works, or before an earlier collective call has ended, the memory is kept on this rank, and Free can be called again; it has waited up to
 // 5 seconds for the others then, to tell them. If a peer is lost, this rank's memory is released and the error is ErrPeerLost; if the ranks free different memory at once, or one of them
-// is in another call, likewise with ErrMismatch, except over a backend that moves data itself, where it is kept as after a context that has ended. Freeing twice is ErrClosed, and so is freeing what has a window after Close, even if that has kept it.
+// is in another call, likewise with ErrMismatch, and if one does not come in time, with that error, except over a backend that moves data itself, where it is kept as after a context that has ended. Freeing twice is ErrClosed, and so is freeing what has a window after Close, even if that has kept it.
 func (m *Memory) Free(ctx context.Context, a backend.Allocation) error {
 	if err := m.made("Free"); err != nil {
 		return err

@@ -40,12 +40,12 @@ func (m *Memory) makeSignals(ctx context.Context) error {
 		bytes = ptx.PadBytes(m.group.Size(), m.opts.Channels)
 	}
 	if bytes > 0 {
-		if pad, err = m.newWorkspace(ctx, WorkspaceRequest{Purpose: "signal pads", Bytes: bytes, Failure: m.padFailure()}); err != nil {
+		if pad, err = m.newWorkspace(ctx, WorkspaceRequest{Purpose: fmt.Sprintf("signal pads of %d channels, as the setting channels says", m.opts.Channels), Bytes: bytes, Failure: m.padFailure()}); err != nil {
 			return fmt.Errorf("making signal pads: %w", err)
 		}
 	}
 	if _, ok := m.flagger(); ok && bytes == 0 { // else the pads are of one size
-		if err := m.agreeOnFlags(ctx, m.opts.Channels, m.Err()); err != nil {
+		if err := m.agreeOnFlags(ctx, "number of channels for signals (setting channels)", m.opts.Channels, m.Err()); err != nil {
 			return fmt.Errorf("making signal pads: %w", err)
 		}
 	}

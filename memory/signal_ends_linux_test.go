@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/symmem/symmem/backend"
@@ -73,4 +74,19 @@ func signalsThatAreRefused(ctx context.Context, m *memory.Memory) error {
 		err = errors.Join(err, fmt.Errorf("closing twice: %w", got))
 	}
 	return errors.Join(err, send.Close(), s.Close(), foreign.Close(), other.Close())
+}
+
+// TestChannelsThatDiffer: ranks with different settings of channels are told of that setting, with everybody's value.
+func TestChannelsThatDiffer(t *testing.T) {
+	nearAndFar(t, 2, func(ctx context.Context, g *group.Group, b backend.Backend) error {
+		m := memory.New(b, g, &memory.Options{Channels: 7 + g.Rank()})
+		err := backendtest.WithWindow(ctx, m, 100, nil)
+		differ, ok := errors.AsType[*group.MismatchError](err)
+		if !ok || !strings.Contains(err.Error(), "setting channels") || len(differ.Values) != 2 || !strings.Contains(differ.Values[0], "7") || !strings.Contains(differ.Values[1], "8") {
+			err = fmt.Errorf("ranks with 7 and 8 channels: %w", err)
+		} else {
+			err = nil
+		}
+		return errors.Join(err, g.Barrier(ctx, "end"), m.Close(ctx))
+	})
 }

@@ -77,14 +77,14 @@ func (s *spares[T]) give(x *T) {
 	s.free = append(s.free, x)
 }
 
-// agreeOnFlags compares the number of channels, by which every rank's words are laid out: a rank writes the words of the others. A failure is every rank's. Collective;
+// agreeOnFlags compares the number of channels, which what names in errors, by which every rank's words are laid out: a rank writes the words of the others. A failure is every rank's. Collective;
 // the caller holds m.collective.
-func (m *Memory) agreeOnFlags(ctx context.Context, channels int, failure error) error {
+func (m *Memory) agreeOnFlags(ctx context.Context, what string, channels int, failure error) error {
 	all, err := backend.Tell(group.Heard(ctx), m.group, "signals", channels, failure)
 	if err != nil {
 		return err
 	}
-	return backend.Alike("number of channels for signals", all, func(channels *int) int { return *channels })
+	return backend.Alike(what, all, func(channels *int) int { return *channels })
 }
 
 // newFlagSignals makes the pad. Collective; the caller holds m.collective.

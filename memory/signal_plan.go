@@ -166,7 +166,7 @@ func (w *Workspace) makeSignals(ctx context.Context, offset int64, o *SignalsOpt
 		err = m.checkSignalPeers(o.Peers)
 	}
 	if _, ok := m.flagger(); ok { // making flags is collective
-		if err := m.agreeOnFlags(ctx, o.Channels, err); err != nil {
+		if err := m.agreeOnFlags(ctx, "number of channels for signals", o.Channels, err); err != nil {
 			return nil, fmt.Errorf("making the signals of %s: %w", o.Op, err)
 		}
 	}

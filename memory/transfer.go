@@ -228,7 +228,8 @@ func (t *Transfer) endPost() {
 	t.posting = false
 }
 
-// WaitOn holds the later work of s up until the last post has ended. It returns at once. ErrNotPosted before the first post.
+// WaitOn holds the later work of s up until the last post has ended. It returns at once. ErrNotPosted before the first post, and outside of its
+// capture for one that was recorded in a graph.
 func (t *Transfer) WaitOn(s device.Stream) error {
 	if err := t.made("WaitOn"); err != nil {
 		return err
@@ -240,12 +241,20 @@ func (t *Transfer) WaitOn(s device.Stream) error {
 	}
 	t.mu.Lock()
 	asked := t.posted()
+	captured := t.captured
 	t.mu.Unlock()
 	if asked != nil {
 		return fmt.Errorf("waiting for a transfer: %w", asked)
 	}
-	return t.prepared.WaitOn(s)
+	err := t.prepared.WaitOn(s)
+	if _, outside := errors.AsType[*device.CaptureError](err); outside && captured {
+		return fmt.Errorf("waiting for a transfer: %w (%w)", errRecorded, err)
+	}
+	return err
 }
+
+// errRecorded says that nothing outside of a graph can tell when what it has posted ends.
+var errRecorded = fmt.Errorf("the last post was recorded in a graph; synchronize the stream that launches it: %w", errs.ErrNotPosted)
 
 // Status says without waiting how far the transfer has come, and the error of its last post if that has ended in one.
 func (t *Transfer) Status() (TransferState, error) {
@@ -273,7 +282,7 @@ func (t *Transfer) Wait(ctx context.Context) error {
 	t.mu.Lock()
 	err := t.posted()
 	if err == nil && t.captured {
-		err = fmt.Errorf("the last post was recorded in a graph; synchronize the stream that launches it: %w", errs.ErrNotPosted)
+		err = errRecorded
 	}
 	t.mu.Unlock()
 	if err != nil {
@@ -491,7 +500,7 @@ func (p *posts) close() error {
 }
 
 func newCopyTransfer(m *Memory, op backend.TransferOp, peer int, blocks []TransferBlock, sides []side) (*copyTransfer, error) {
-	c := &copyTransfer{nearMove: nearMove{memory: m, sides: sides}, name: fmt.Sprintf("%s of rank %d", op, peer)}
+	c := &copyTransfer{nearMove: nearMove{memory: m, sides: sides}, name: copyName(op, peer)}
 	for _, b := range blocks {
 		if b.Bytes == 0 {
 			continue
@@ -532,6 +541,9 @@ func (c *copyTransfer) Post(s device.Stream) (begun bool, err error) {
 
 func (c *copyTransfer) Close() error { return c.close() }
 
+// copyName is what errors call a copy or transfer that runs.
+func copyName(op backend.TransferOp, peer int) string { return fmt.Sprintf("%s of rank %d", op, peer) }
+
 // workTransfer is a transfer that a backend carries out. It is a PreparedTransfer itself, which knows when its memory was freed: a graph
 // may launch it at any time.
 type workTransfer struct {
@@ -562,7 +574,7 @@ func newWorkTransfer(
 	if err != nil {
 		return nil, err
 	}
-	return &workTransfer{work: work, name: fmt.Sprintf("%s of rank %d", op, peer), sides: sides}, nil
+	return &workTransfer{work: work, name: copyName(op, peer), sides: sides}, nil
 }
 
 func (t *workTransfer) Post(s device.Stream) (begun bool, err error) {
@@ -721,7 +733,8 @@ func workOf(out signals, peer, channel int) (device.HostWork, error) {
 
 // Copy enqueues one transfer of bytes between local, an address of symmetric memory of this rank, and the place at offset
 // of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it. What is freed on
-// either side is ErrClosed, or ErrNotSymmetric if nothing else is at local. To or from this rank itself, ranges that overlap in part are ErrInvalid.
+// either side is ErrClosed, or ErrNotSymmetric if nothing else is at local; freed later, it is ErrClosed in the stream of a graph that has the copy, unless a GPU
+// copies by itself. To or from this rank itself, ranges that overlap in part are ErrInvalid.
 func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64) error {
 	if err := m.made("Copy"); err != nil {
 		return err
@@ -799,5 +812,5 @@ func (m *Memory) copy(
 		return err
 	}
 	move := nearMove{memory: m, sides: slices.Clone(sides[:]), copies: []WorkCopy{{Dst: to, Src: from, Bytes: bytes}}}
-	return device.EnqueueHostWork(s, &keptCopy{nearMove: move, behind: follows, name: fmt.Sprintf("%s of %d bytes, rank %d", op, bytes, peer)})
+	return device.EnqueueHostWork(s, &keptCopy{nearMove: move, behind: follows, name: copyName(op, peer)})
 }

@@ -277,7 +277,8 @@ func rendezvousAgain(ctx context.Context, _ Harness, r *rank) error {
 	return r.done(ctx, a, m)
 }
 
-// foreignAllocation: an allocation of another backend is refused on the rank that brings it, and the others are told.
+// foreignAllocation: an allocation of another backend is refused on the rank that brings it, and the others are told: all ranks are in step afterwards, whether all
+// have brought one or one of them, and can map what is the backend's.
 func foreignAllocation(ctx context.Context, _ Harness, r *rank) error {
 	a, err := r.Allocate(ctx, 64)
 	if err != nil {
@@ -286,7 +287,28 @@ func foreignAllocation(ctx context.Context, _ Harness, r *rank) error {
 	if _, err := r.Rendezvous(ctx, foreign{a}); err == nil {
 		return errors.New("an allocation of another backend was mapped")
 	}
-	return a.Release(ctx)
+	brought, brings := a, r.group.Rank() == r.group.Size()-1
+	if brings {
+		brought = foreign{a}
+	}
+	m, err := r.Rendezvous(ctx, brought)
+	if brings && err == nil {
+		err = errors.Join(errors.New("an allocation of another backend was mapped beside those of other ranks"), m.Unmap(ctx))
+		m = nil
+	}
+	// What Memory does behind a rendezvous.
+	if vote := r.group.Vote(ctx, "mapping", err); !errors.Is(vote, errs.ErrInvalid) {
+		return fmt.Errorf("one rank has brought an allocation of another backend: %w", vote)
+	}
+	if m != nil {
+		if err := m.Unmap(ctx); err != nil {
+			return err
+		}
+	}
+	if m, err = r.Rendezvous(ctx, a); err != nil {
+		return fmt.Errorf("after an allocation of another backend: %w", err)
+	}
+	return r.done(ctx, a, m)
 }
 
 type foreign struct{ backend.Allocation }

@@ -20,7 +20,8 @@ func init() { backend.Register(Name, factory{}) }
 
 // Options sets what New makes. Zero values mean the defaults.
 type Options struct {
-	// KernelTimeout bounds every wait of device work; default 2 minutes.
+	// KernelTimeout bounds what streams of the device wait for by themselves (WaitValue32); default 2 minutes. Signals and plans wait for as long as
+	// KernelTimeout of [github.com/symmem/symmem/memory.Options] says, which Open of package symmem takes from the setting kernel-timeout.
 	KernelTimeout time.Duration
 	// Device, unless nil, is an open host device to use; it stays open when the backend closes.
 	Device *devhost.Device

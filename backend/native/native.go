@@ -41,7 +41,8 @@ type Options struct {
 	ShareDevice bool
 	// Multicast is "auto", "on" or "off"; "" is "auto".
 	Multicast string
-	// KernelTimeout bounds every wait of device work; default 2 minutes.
+	// KernelTimeout bounds what streams of the device wait for by themselves (WaitValue32); default 2 minutes. Signals and plans wait for as long as
+	// KernelTimeout of [github.com/symmem/symmem/memory.Options] says, which Open of package symmem takes from the setting kernel-timeout.
 	KernelTimeout time.Duration
 	// Getenv reads the environment for switches of other libraries that forbid multicast; default os.Getenv.
 	Getenv func(string) string

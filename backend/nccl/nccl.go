@@ -69,7 +69,8 @@ type Options struct {
 	ShareDevice bool
 	// Multicast is "auto", "on" or "off"; "" is "auto".
 	Multicast string
-	// KernelTimeout bounds every wait for other ranks and of device work; default 2 minutes.
+	// KernelTimeout bounds every wait for other ranks in calls of NCCL, and what streams of the device wait for by themselves; default 2 minutes. Signals and plans wait for as long as
+	// KernelTimeout of [github.com/symmem/symmem/memory.Options] says, which Open of package symmem takes from the setting kernel-timeout.
 	KernelTimeout time.Duration
 	// Getenv reads the environment; default os.Getenv. NCCL itself reads that of the process.
 	Getenv func(string) string

@@ -59,7 +59,8 @@ type Options struct {
 	Preflight func(ctx context.Context) error
 	// Multicast is "auto", "on" or "off"; "" is "auto".
 	Multicast string
-	// KernelTimeout bounds every wait of device work and every call of NVSHMEM; default 2 minutes.
+	// KernelTimeout bounds every call of NVSHMEM, and what streams of the device wait for by themselves; default 2 minutes. Signals and plans wait for as long as
+	// KernelTimeout of [github.com/symmem/symmem/memory.Options] says, which Open of package symmem takes from the setting kernel-timeout.
 	KernelTimeout time.Duration
 	// Getenv reads the environment for switches of other libraries that forbid multicast; default os.Getenv.
 	Getenv func(string) string

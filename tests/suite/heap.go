@@ -30,6 +30,7 @@ func heapCases(kind device.Kind, backend string, world int) []Case {
 		{Name: "heap/busy", Needs: []string{"transfers"}, Run: heapBusyCase},
 		{Name: "heap/full", Run: heapFullCase},
 		{Name: "heap/closed", Run: heapClosedCase},
+		{Name: "heap/closed_graph", Needs: []string{"transfers", "graphs"}, Run: heapClosedGraphCase},
 		{Name: "heap/bad_input", Run: heapBadInputCase},
 		{Name: "heap/one_rank_fails", MinWorld: 2, Run: heapOneFailsCase},
 		{Name: "heap/programs", Needs: []string{"transfers"}, Run: heapProgramsCase},
@@ -575,6 +576,69 @@ func heapClosedCase(ctx context.Context, e *Env) error {
 		}
 	}
 	return nil
+}
+
+// heapClosedGraphCase launches a graph with a put and a transfer to a tensor of a heap that was closed, when another has its place: what the CPU has a hand in
+// is an error of the stream, and the other tensor stays as it is.
+func heapClosedGraphCase(ctx context.Context, e *Env) error {
+	if e.R.Capabilities().PeerPointers && e.R.Device().Kind() != device.Host {
+		return nil // a GPU follows pointers by itself
+	}
+	next, _ := ring(e)
+	h, err := e.R.NewHeap(ctx, 4096)
+	if err != nil {
+		return err
+	}
+	src, err := h.Zeros(ctx, tensor.Uint8, 100)
+	if err != nil {
+		return err
+	}
+	if err := writeBytes(src.Local(), pattern(e.R.Rank(), 0, src.Bytes())); err != nil {
+		return err
+	}
+	_, err = src.Remote(next)
+	looks := errors.Is(err, errs.ErrNotReachable) || e.R.Device().Kind() == device.Host // else the GPU itself copies to the address
+	for _, what := range []string{"put", "transfer"} {
+		old, err := h.Zeros(ctx, tensor.Uint8, 100)
+		if err != nil {
+			return err
+		}
+		x, err := tensor.PrepareTransfer(backend.Write, next, tensor.Pair{Local: src, Remote: old})
+		if err != nil {
+			return err
+		}
+		g, err := e.capture(func() error {
+			if what == "put" {
+				return old.Put(e.S, next, src)
+			}
+			return errors.Join(x.Post(e.S), x.WaitOn(e.S))
+		})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(g.Launch(e.S), e.S.Synchronize(ctx), old.Close(ctx), h.Reclaim(ctx)); err != nil {
+			return err
+		}
+		t, err := h.Zeros(ctx, tensor.Uint8, 100)
+		if err != nil {
+			return err
+		}
+		if t.Offset() != old.Offset() {
+			return fmt.Errorf("the new tensor is at %d of the heap, and the closed one was at %d", t.Offset(), old.Offset())
+		}
+		if looks {
+			if err := g.Launch(e.S); err != nil {
+				return err
+			}
+			if err := wantError("launching a graph with a "+what+" to a tensor that was closed", e.S.Synchronize(ctx), symmem.ErrClosed); err != nil {
+				return err
+			}
+		}
+		if err := errors.Join(e.R.Barrier(ctx), zeroes(t), g.Close(), x.Close(), t.Close(ctx), h.Reclaim(ctx)); err != nil {
+			return err
+		}
+	}
+	return h.Close(ctx)
 }
 
 // heapBadInputCase: wrong arguments are refused on the rank itself, and change nothing.

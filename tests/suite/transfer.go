@@ -737,6 +737,11 @@ func closedGraphCase(ctx context.Context, e *Env) error {
 		if err := errors.Join(g.Launch(e.S), e.S.Synchronize(ctx)); err != nil {
 			return err
 		}
+		if what != "put" {
+			if err := wantError("WaitOn outside of the graph that has the post", x.WaitOn(e.S), symmem.ErrNotPosted, "recorded in a graph"); err != nil {
+				return err
+			}
+		}
 		if what == "closed transfer" {
 			err = x.Close()
 		} else {
@@ -751,12 +756,12 @@ func closedGraphCase(ctx context.Context, e *Env) error {
 			}
 			err := e.S.Synchronize(ctx)
 			switch {
-			case far:
+			case far || what != "closed transfer": // a copy needs nothing of a transfer that was closed
 				if err := wantError("launching a graph with a "+what+" that was closed", err, symmem.ErrClosed); err != nil {
 					return err
 				}
-			case what != "closed transfer" && err == nil: // a copy needs nothing of a transfer that was closed
-				return fmt.Errorf("a graph copies from memory that was closed by a %s, without an error", what)
+			case err != nil:
+				return err
 			}
 		}
 		if what == "closed transfer" {
