@@ -33,6 +33,11 @@ type copyKey struct {
 	bytes  int64
 }
 
+// String is what errors call the copy.
+func (k copyKey) String() string {
+	return fmt.Sprintf("%s of %d bytes, rank %d", k.op, k.bytes, k.peer)
+}
+
 // preparedCopy is a transfer that is prepared for a copy.
 type preparedCopy struct {
 	owner    *copies
@@ -228,6 +233,4 @@ func (p *preparedCopy) Poll() (bool, error) {
 	return ended, err
 }
 
-func (p *preparedCopy) String() string {
-	return fmt.Sprintf("%s of %d bytes, rank %d", p.key.op, p.key.bytes, p.key.peer)
-}
+func (p *preparedCopy) String() string { return p.key.String() }

@@ -783,12 +783,13 @@ func (m *Memory) copy(
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	defer unuseSides(sides[:])
+	key := copyKey{op: op, peer: peer, window: w, offset: offset, local: local, bytes: bytes}
 	if own, ok := m.transferrer(w.near[peer]); ok {
 		follows, err := behind()
 		if err != nil {
 			return err
 		}
-		return m.copies.enqueue(s, own, e, copyKey{op: op, peer: peer, window: w, offset: offset, local: local, bytes: bytes}, follows)
+		return m.copies.enqueue(s, own, e, key, follows)
 	}
 	remote, err := w.Peer(peer, offset)
 	if err != nil {
@@ -812,5 +813,5 @@ func (m *Memory) copy(
 		return err
 	}
 	move := nearMove{memory: m, sides: slices.Clone(sides[:]), copies: []WorkCopy{{Dst: to, Src: from, Bytes: bytes}}}
-	return device.EnqueueHostWork(s, &keptCopy{nearMove: move, behind: follows, name: copyName(op, peer)})
+	return device.EnqueueHostWork(s, &keptCopy{nearMove: move, behind: follows, name: key.String()})
 }
