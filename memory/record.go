@@ -83,6 +83,9 @@ func exchange(ctx context.Context, g *group.Group, mine *Record, failure error) 
 	}
 	records := make([]Record, len(blobs))
 	vote := &group.VoteError{Op: "rendezvous", Local: failure}
+	if mine.DType == workspaceKind {
+		vote.Op = "taking part" // in whatever wants the workspace
+	}
 	for r, blob := range blobs {
 		if err := json.Unmarshal(blob, &records[r]); err != nil {
 			return nil, fmt.Errorf("reading the record of rank %d: %w", r, err)

@@ -18,6 +18,8 @@ import (
 const (
 	// workspaceName is the name of the allocations that a Memory makes for itself.
 	workspaceName = "workspace"
+	// workspaceKind is what records of requests for workspaces have as their dtype.
+	workspaceKind = "workspace"
 	// workspaceBlock is the least size of one, in bytes. A backend whose granularity is 2 MiB loses little by it, and a
 	// rendezvous is needed only once in many workspaces.
 	workspaceBlock = 8 << 20
@@ -113,9 +115,9 @@ func (m *Memory) newWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspa
 	if failure == nil {
 		failure = m.Err()
 	}
-	records, err := m.exchange(ctx, m.record("workspace", r.Purpose, &Record{Bytes: r.Bytes, Offer: r.Offer, Taken: m.workspace.taken()}), failure)
+	records, err := m.exchange(ctx, m.record(workspaceKind, r.Purpose, &Record{Bytes: r.Bytes, Offer: r.Offer, Taken: m.workspace.taken()}), failure)
 	if err != nil {
-		return nil, fmt.Errorf("taking a workspace for %s: %w", r.Purpose, err)
+		return nil, err // it says more than what the workspace is for: the caller knows that, and plans give all that is compared of them as the purpose
 	}
 	if m.devices == nil {
 		for _, r := range records {
@@ -137,7 +139,7 @@ func (m *Memory) newWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspa
 		err = checkWorkspace(bytes)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("taking a workspace for %s: %w", r.Purpose, err)
+		return nil, fmt.Errorf("taking a workspace: %w", err)
 	}
 	need := (bytes + workspaceAlign - 1) / workspaceAlign * workspaceAlign
 	for _, b := range m.workspace.blocks {
@@ -147,7 +149,7 @@ func (m *Memory) newWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspa
 	}
 	b, err := m.growWorkspace(group.Heard(ctx), max(need, workspaceBlock))
 	if err != nil {
-		return nil, fmt.Errorf("taking a workspace for %s: %w", r.Purpose, err)
+		return nil, fmt.Errorf("taking a workspace: %w", err)
 	}
 	s, _ := b.take(need)
 	return &Workspace{memory: m, block: b, span: s}, nil

@@ -1565,7 +1565,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/workspace.go", why: "ranks do not compare what a workspace is for", tests: inSends,
-		old: "m.record(\"workspace\", r.Purpose,",
+		old: "m.record(workspaceKind, r.Purpose,",
 		new: "m.record(\"workspace\", \"\",",
 	},
 	{
