@@ -743,6 +743,14 @@ func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Windo
 	return m.copy(s, op, peer, w, offset, local, bytes, alone, func(to, from device.Ptr) error { return s.Copy(to, from, bytes) })
 }
 
+// callOf is what errors of a copy name: the call of a tensor that most copies are.
+func callOf(op backend.TransferOp) string {
+	if op == backend.Read {
+		return "Get"
+	}
+	return "Put"
+}
+
 // copy is Copy, with what enqueues it where the peer's memory has an address, and is not what it is copied to, and with what follows it where it is work of
 // the CPU.
 func (m *Memory) copy(
@@ -752,35 +760,36 @@ func (m *Memory) copy(
 	if op != backend.Read && op != backend.Write {
 		return errs.Invalid("Copy", "op", op, "Read or Write")
 	}
-	if err := m.checkStream(op.String(), s); err != nil {
+	call := callOf(op)
+	if err := m.checkStream(call, s); err != nil {
 		return err
 	}
 	if w == nil {
-		return errs.Invalid(op.String(), "window", nil, "a window of this memory")
+		return errs.Invalid(call, "window", nil, "a window of this memory")
 	}
 	if err := errors.Join(m.Err(), w.Err()); err != nil {
-		return fmt.Errorf("%s: %w", op, err)
+		return fmt.Errorf("%s: %w", call, err)
 	}
 	if w.memory != m {
-		return errs.Invalid(op.String(), "window", "a window of another group", "a window of the memory that copies")
+		return errs.Invalid(call, "window", "a window of another group", "a window of the memory that copies")
 	}
 	if bytes == 0 {
-		return m.checkRank(op.String(), peer)
+		return m.checkRank(call, peer)
 	}
 	if bytes < 0 || offset < 0 || bytes > w.Bytes()-offset {
-		return errs.Invalid(op.String(), "range", fmt.Sprintf("%d bytes at offset %d", bytes, offset),
+		return errs.Invalid(call, "range", fmt.Sprintf("%d bytes at offset %d", bytes, offset),
 			fmt.Sprintf("inside the window of %d bytes", w.Bytes()))
 	}
-	if err := m.checkRank(op.String(), peer); err != nil {
+	if err := m.checkRank(call, peer); err != nil {
 		return err
 	}
-	e, err := m.local(op.String(), "the copy", local, bytes)
+	e, err := m.local(call, "the copy", local, bytes)
 	if err != nil {
 		return err
 	}
 	sides := [2]side{{e, "the copy", "local"}, {w.entry, "the copy", "remote"}}
 	if err := useSides(sides[:]); err != nil {
-		return fmt.Errorf("%s: %w", op, err)
+		return fmt.Errorf("%s: %w", call, err)
 	}
 	defer unuseSides(sides[:])
 	key := copyKey{op: op, peer: peer, window: w, offset: offset, local: local, bytes: bytes}
@@ -793,13 +802,13 @@ func (m *Memory) copy(
 	}
 	remote, err := w.Peer(peer, offset)
 	if err != nil {
-		return fmt.Errorf("%s: %w", op, err)
+		return fmt.Errorf("%s: %w", call, err)
 	}
 	if remote == local {
 		return nil
 	}
 	if remote < local.Add(bytes) && local < remote.Add(bytes) { // a kernel would copy what it has written itself
-		return errs.Invalid(op.String(), "range", fmt.Sprintf("%d bytes at %s, and as many at %s", bytes, local, remote), "two ranges of this rank's memory that do not overlap, or one and the same")
+		return errs.Invalid(call, "range", fmt.Sprintf("%d bytes at %s, and as many at %s", bytes, local, remote), "two ranges of this rank's memory that do not overlap, or one and the same")
 	}
 	to, from := remote, local
 	if op == backend.Read {

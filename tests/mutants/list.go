@@ -1173,7 +1173,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "copies to closed windows", tests: inSuite,
-		old: "\tif err := errors.Join(m.Err(), w.Err()); err != nil {\n\t\treturn fmt.Errorf(\"%s: %w\", op, err)\n\t}\n",
+		old: "\tif err := errors.Join(m.Err(), w.Err()); err != nil {\n\t\treturn fmt.Errorf(\"%s: %w\", call, err)\n\t}\n",
 		new: "",
 	},
 	{
@@ -1298,7 +1298,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "copies on another device's stream", tests: inSuite,
-		old: "\tif err := m.checkStream(op.String(), s); err != nil {\n\t\treturn err\n\t}\n",
+		old: "\tif err := m.checkStream(call, s); err != nil {\n\t\treturn err\n\t}\n",
 		new: "",
 	},
 	{
@@ -1308,24 +1308,24 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "copies to no window", tests: inSuite,
-		old: "\tif w == nil {\n\t\treturn errs.Invalid(op",
-		new: "\tif false {\n\t\treturn errs.Invalid(op",
+		old: "\tif w == nil {\n\t\treturn errs.Invalid(call",
+		new: "\tif false {\n\t\treturn errs.Invalid(call",
 	},
 	{
 		file: "memory/transfer.go", why: "copies to another memory's window", tests: inSuite,
-		old: "\tif w.memory != m {\n\t\treturn errs.Invalid(op",
-		new: "\tif false {\n\t\treturn errs.Invalid(op",
+		old: "\tif w.memory != m {\n\t\treturn errs.Invalid(call",
+		new: "\tif false {\n\t\treturn errs.Invalid(call",
 	},
 	{
 		file: "memory/transfer.go", why: "empty copies to ranks that do not exist", tests: inSuite,
-		old: "\t\treturn m.checkRank(op.String(), peer)\n",
+		old: "\t\treturn m.checkRank(call, peer)\n",
 		new: "\t\treturn nil\n",
 	},
 	// That copies are to ranks that exist is not in the list: the window, or the backend that is asked to prepare the copy, refuses others as
 	// well.
 	{
 		file: "memory/transfer.go", why: "copies while their memory is freed", tests: inSuite,
-		old: "\tif err := useSides(sides[:]); err != nil {\n\t\treturn fmt.Errorf(\"%s: %w\", op, err)\n\t}\n\tdefer unuseSides(sides[:])\n",
+		old: "\tif err := useSides(sides[:]); err != nil {\n\t\treturn fmt.Errorf(\"%s: %w\", call, err)\n\t}\n\tdefer unuseSides(sides[:])\n",
 		new: "\t_ = sides\n",
 	},
 	{
