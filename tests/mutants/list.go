@@ -1298,8 +1298,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "copies on another device's stream", tests: inSuite,
-		old: "\tif err := m.checkStream(call, s); err != nil {\n\t\treturn err\n\t}\n",
-		new: "",
+		old: "\tcall := callOf(op)\n\tif err := m.checkStream(call, s); err != nil {\n\t\treturn err\n\t}\n",
+		new: "\tcall := callOf(op)\n",
 	},
 	{
 		file: "memory/transfer.go", why: "copies in no direction", tests: inSuite,
