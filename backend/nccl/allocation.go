@@ -56,10 +56,9 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 // make allocates the memory; the context is current.
 func (a *allocation) make() error {
 	b := a.backend
-	p, err := b.lib.MemAlloc(a.bytes)
+	p, err := b.takeMemory(a.bytes)
 	if err != nil {
-		b.lib.Log()
-		return b.outOfMemory(a.bytes, err)
+		return err
 	}
 	a.ptr, a.base = device.Ptr(p), device.Ptr(p)
 	bad := &cuda.MemoryError{Ptr: a.ptr, Bytes: a.bytes}
@@ -79,6 +78,15 @@ func (a *allocation) make() error {
 		return errors.Join(err, b.lib.MemFree(p))
 	}
 	return nil
+}
+
+// takeMemory takes memory from NCCL; the context is current.
+func (b *Backend) takeMemory(bytes int64) (p uint64, err error) {
+	if p, err = b.lib.MemAlloc(bytes); err != nil {
+		b.lib.Log()
+		err = b.outOfMemory(bytes, err)
+	}
+	return p, err
 }
 
 // outOfMemory makes ErrNoMemory of NCCL's unhandled CUDA error, if there is too little left.
