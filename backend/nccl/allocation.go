@@ -21,6 +21,7 @@ type allocation struct {
 	rounded int64 // what of it is taken, as RoundedBytes says
 	adopted bool
 	freed   bool
+	mapped  int // mappings of it, each of which keeps the window of its allocation; under the backend's mu
 
 	base   device.Ptr // of the allocation of virtual memory that it is in
 	span   int64      // the size of that
