@@ -90,10 +90,13 @@ func (b *Backend) takeMemory(bytes int64) (p uint64, err error) {
 	return p, err
 }
 
+// unit is the least that NCCL takes memory in multiples of, in bytes: the granularity that the driver recommends (ncclMemAlloc in allocator.cc).
+const unit = 2 << 20
+
 // outOfMemory makes ErrNoMemory of NCCL's unhandled CUDA error, if there is too little left.
 func (b *Backend) outOfMemory(bytes int64, err error) error {
 	var free, total uint64
-	if b.drv.MemGetInfo != nil && b.drv.MemGetInfo(&free, &total) == cu.Success && uint64(bytes) > free {
+	if b.drv.MemGetInfo != nil && b.drv.MemGetInfo(&free, &total) == cu.Success && (uint64(bytes)+unit-1)/unit*unit > free {
 		return fmt.Errorf("%w: %w (%d of %d bytes are free)", errs.ErrNoMemory, err, free, total)
 	}
 	return err

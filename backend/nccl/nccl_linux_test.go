@@ -1023,6 +1023,27 @@ func TestNoMemoryToTry(t *testing.T) {
 	m.requireClean(t)
 }
 
+// TestLittleMemoryLeft: memory comes in whole granules, so that less than one that is free is none, also for who asks for less than that.
+func TestLittleMemoryLeft(t *testing.T) {
+	m := newMachine(1)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, _ *memory.Memory) error {
+			var others int64
+			m.set(func() {
+				others = fakecuda.TotalMemory - m.used[0] - granule/2
+				m.used[0] += others
+			})
+			_, err := b.Allocate(ctx, granule/4)
+			m.set(func() { m.used[0] -= others })
+			if !errors.Is(err, errs.ErrNoMemory) {
+				return fmt.Errorf("a quarter of a granule where there is half of one: %w", err)
+			}
+			return nil
+		})
+	}))
+	m.requireClean(t)
+}
+
 // TestEvents: each registration is an event, with communicator, address, size and milliseconds.
 func TestEvents(t *testing.T) {
 	m := newMachine(1)
