@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strings"
 	"sync"
@@ -583,4 +584,28 @@ func TestChooseByIslands(t *testing.T) {
 	}
 	_, err := group.Local(2, &group.LocalOptions{Islands: []string{"a"}})
 	require.ErrorIs(t, err, errs.ErrInvalid)
+}
+
+// TestTellWhatHasNoForm: a value that JSON has no form for is the failure of its rank, which the others hear of and do not wait for.
+func TestTellWhatHasNoForm(t *testing.T) {
+	groups, err := group.Local(2, nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var told sync.WaitGroup
+	failures := make([]error, len(groups))
+	for r, g := range groups {
+		told.Go(func() { _, failures[r] = Tell(ctx, g, "weighing", []float64{1, math.NaN()}[r], nil) })
+	}
+	told.Wait()
+	for r, err := range failures {
+		vote, ok := errors.AsType[*group.VoteError](err)
+		require.True(t, ok, "rank %d: %v", r, err)
+		require.ErrorContains(t, err, "weighing")
+		require.ErrorContains(t, err, "rank 1: json: unsupported value: NaN")
+		require.Equal(t, r == 1, vote.Local != nil)
+	}
+	for _, g := range groups {
+		require.NoError(t, g.Close(ctx))
+	}
 }

@@ -10,20 +10,21 @@ import (
 )
 
 // Tell sends mine to every rank and returns the values of all ranks, by rank. It is for backends that have to agree on more than the arguments of a
-// call. If any rank passes a failure, all get a [group.VoteError], in which errors.Is finds the conditions of all failures. Collective.
+// call. If any rank passes a failure, or a value that JSON has no form for, all get a [group.VoteError], in which errors.Is finds the conditions of all failures. Collective.
 func Tell[T any](ctx context.Context, g *group.Group, op string, mine T, failure error) ([]T, error) {
 	type message struct {
 		Failure    string   `json:",omitempty"`
 		Conditions []uint32 `json:",omitempty"` // what the failure is, in the codes of package errs
 		What       T
 	}
-	sent := message{What: mine}
-	if failure != nil {
-		sent = message{Failure: errs.Text(failure), Conditions: errs.Codes(failure)}
+	blob, err := json.Marshal(message{What: mine})
+	if failure == nil {
+		failure = err // the others come all the same, and would wait for this rank
 	}
-	blob, err := json.Marshal(sent)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", op, err)
+	if failure != nil {
+		if blob, err = json.Marshal(message{Failure: errs.Text(failure), Conditions: errs.Codes(failure)}); err != nil {
+			return nil, fmt.Errorf("%s: %w", op, err)
+		}
 	}
 	blobs, err := g.AllGather(ctx, op, blob)
 	if err != nil {

@@ -21,6 +21,7 @@ type allocation struct {
 	rounded int64 // what of it is taken, as RoundedBytes says
 	adopted bool
 	freed   bool
+	mapped  int // mappings of it, each of which keeps the window of its allocation; under the backend's mu
 
 	base   device.Ptr // of the allocation of virtual memory that it is in
 	span   int64      // the size of that
@@ -56,10 +57,9 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 // make allocates the memory; the context is current.
 func (a *allocation) make() error {
 	b := a.backend
-	p, err := b.lib.MemAlloc(a.bytes)
+	p, err := b.takeMemory(a.bytes)
 	if err != nil {
-		b.lib.Log()
-		return b.outOfMemory(a.bytes, err)
+		return err
 	}
 	a.ptr, a.base = device.Ptr(p), device.Ptr(p)
 	bad := &cuda.MemoryError{Ptr: a.ptr, Bytes: a.bytes}
@@ -81,10 +81,22 @@ func (a *allocation) make() error {
 	return nil
 }
 
+// takeMemory takes memory from NCCL; the context is current.
+func (b *Backend) takeMemory(bytes int64) (p uint64, err error) {
+	if p, err = b.lib.MemAlloc(bytes); err != nil {
+		b.lib.Log()
+		err = b.outOfMemory(bytes, err)
+	}
+	return p, err
+}
+
+// unit is the least that NCCL takes memory in multiples of, in bytes: the granularity that the driver recommends (ncclMemAlloc in allocator.cc).
+const unit = 2 << 20
+
 // outOfMemory makes ErrNoMemory of NCCL's unhandled CUDA error, if there is too little left.
 func (b *Backend) outOfMemory(bytes int64, err error) error {
 	var free, total uint64
-	if b.drv.MemGetInfo != nil && b.drv.MemGetInfo(&free, &total) == cu.Success && uint64(bytes) > free {
+	if b.drv.MemGetInfo != nil && b.drv.MemGetInfo(&free, &total) == cu.Success && (uint64(bytes)+unit-1)/unit*unit > free {
 		return fmt.Errorf("%w: %w (%d of %d bytes are free)", errs.ErrNoMemory, err, free, total)
 	}
 	return err

@@ -392,7 +392,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	// It is the kind of memory that tensors have: freeing it does not wait for other work of the device, as cuMemFree does.
 	var scratch uint64
 	err := b.device.WithContext(func() (err error) {
-		scratch, err = b.lib.MemAlloc(p.scratch())
+		scratch, err = b.takeMemory(p.scratch())
 		return err
 	})
 	free := func() error { return b.freeMemory(scratch) }

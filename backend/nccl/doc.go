@@ -9,8 +9,8 @@
 // can only be aborted, which happens when nothing uses its windows any more. What such a call makes late, a communicator or a window, is ended. Memory
 // that it was given is kept when it is released, and freed when the call has ended or the communicator was aborted. Close waits for that for at most 5
 // seconds; if a call has still not ended, that is an error, and what it was given stays. Memory with a window that could not be removed is kept until its
-// communicator is no more, which is aborted then and not destroyed. A sub-group that has all of its parent's ranks splits the parent's communicator, any
-// other makes one of its own. A communicator that the caller made (Options.Comm) is used and never ended.
+// communicator is no more, which is aborted then and not destroyed. A sub-group that has all of its parent's ranks splits the parent's communicator, unless
+// some rank is in another call of it, which another rank may make on the other side of the split; any other makes one of its own. A communicator that the caller made (Options.Comm) is used and never ended.
 //
 // NCCL does not release all memory of a communicator that is destroyed. So a sub-group on its parent's device that is closed leaves its
 // communicators to the next one of the same ranks, those of NCCL's own all-reduce among them, with no window. The ranks agree before one is

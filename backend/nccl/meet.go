@@ -81,13 +81,22 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 		b.endLinks(ctx, []*link{kept})
 	}
 	split := !slices.ContainsFunc(peers, func(m member) bool { return !m.Split })
+	back := func() {}
+	if split {
+		if split, back, err = b.borrow(ctx, o.Parent); err != nil {
+			back()
+			return err
+		}
+	}
 	var id nccl.UniqueID
 	if o.Comm == 0 && !split {
 		if id, err = b.agreeID(ctx, t); err != nil {
 			return err
 		}
 	}
-	if err := b.land(ctx, hosts, b.connect(ctx, o, split, id, t)); err != nil {
+	err = b.connect(ctx, o, split, id, t)
+	back()
+	if err := b.land(ctx, hosts, err); err != nil {
 		return err
 	}
 	if b.keeps {

@@ -99,6 +99,7 @@ type Backend struct {
 	isle      *isle      // those ranks; nil before they are known
 	split     bool       // the communicator was split from the parent's
 	opened    bool       // on all ranks
+	lending   lending
 	flags     nccl.WindowFlags
 	total     int64 // memory of the GPU in bytes; 0 if not known
 	mustCast  bool

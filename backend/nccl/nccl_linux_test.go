@@ -18,6 +18,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/backendtest/fakecuda"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
@@ -982,6 +983,65 @@ func TestWarmUpFails(t *testing.T) {
 		}))
 		m.requireClean(t)
 	}
+}
+
+// TestNoMemoryToTry: a plan for whose trial one rank has no memory left is ErrNoMemory on all ranks, though NCCL knows no such result.
+func TestNoMemoryToTry(t *testing.T) {
+	m := newMachine(2)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(_ *Backend, mem *memory.Memory) error {
+			return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
+				use := func(bytes int64) {
+					m.Mu.Lock()
+					defer m.Mu.Unlock()
+					m.used[g.Rank()] += bytes
+				}
+				in := memory.Place{Window: w}
+				prepare := func() error {
+					p, err := mem.PrepareAllReduce(ctx, plainForm, in, in, 10, 40, "f32", "sum")
+					if err == nil {
+						err = p.Close()
+					}
+					return err
+				}
+				var others int64 // all that is free
+				if g.Rank() == 1 {
+					m.Mu.Lock()
+					others = fakecuda.TotalMemory - m.used[1]
+					m.Mu.Unlock()
+				}
+				use(others)
+				err := prepare()
+				use(-others)
+				if !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), "0 of 1073741824 bytes are free") {
+					return fmt.Errorf("a plan without memory to try it: %w", err)
+				}
+				return prepare()
+			})
+		})
+	}))
+	m.requireClean(t)
+}
+
+// TestLittleMemoryLeft: memory comes in whole granules, so that less than one that is free is none, also for who asks for less than that.
+func TestLittleMemoryLeft(t *testing.T) {
+	m := newMachine(1)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, _ *memory.Memory) error {
+			var others int64
+			m.set(func() {
+				others = fakecuda.TotalMemory - m.used[0] - granule/2
+				m.used[0] += others
+			})
+			_, err := b.Allocate(ctx, granule/4)
+			m.set(func() { m.used[0] -= others })
+			if !errors.Is(err, errs.ErrNoMemory) {
+				return fmt.Errorf("a quarter of a granule where there is half of one: %w", err)
+			}
+			return nil
+		})
+	}))
+	m.requireClean(t)
 }
 
 // TestEvents: each registration is an event, with communicator, address, size and milliseconds.

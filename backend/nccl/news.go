@@ -33,10 +33,11 @@ func (n news) failure(what string) error {
 // rank. end must be called with what has come of the call here. It tells the others if the call has failed on this rank first, or its caller waits no longer, and returns the error
 // with the reason, if that is known. All ranks make these calls in the same order.
 func (b *Backend) together(ctx context.Context, what string) (within context.Context, end func(error) error) {
+	b.lending.begin(ctx)
 	key := b.key(what)
 	if key == "" {
 		within, cancel := b.bounded(ctx)
-		return within, func(err error) error { cancel(); return b.explain(ctx, err) }
+		return within, func(err error) error { cancel(); b.lending.end(); return b.explain(ctx, err) }
 	}
 	within, fail, release := b.bound(ctx)
 	heard := make(chan struct{})
@@ -56,6 +57,7 @@ func (b *Backend) together(ctx context.Context, what string) (within context.Con
 	return within, func(err error) error {
 		first := err != nil && (within.Err() == nil || ctx.Err() != nil) // or the caller waits no longer, whom the others do not know of
 		release()
+		b.lending.end()
 		<-heard
 		if peer, ok := errors.AsType[*group.VoteError](err); ok {
 			b.log.Debug("a call of NCCL's was given up", "error", err)

@@ -222,6 +222,18 @@ func (p *puts) window(b *Backend, at device.Ptr, bytes int64) *nccl.Window {
 	return nil
 }
 
+// source reports whether puts may read a block's memory where it is: it is in a window, which the block's own allocation keeps. Another allocation that has the
+// same memory may be released first, and its window with it.
+func (p *puts) source(b *Backend, x *backend.Block) bool {
+	a, ok := x.Alloc.(*allocation)
+	if !ok || p.window(b, x.Local, x.Bytes) == nil {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return a.backend == b && a.mapped > 0
+}
+
 // transfer is some puts to one rank that are started as one.
 type transfer struct {
 	backend *Backend
@@ -272,7 +284,7 @@ func (b *Backend) PrepareTransfer(op backend.TransferOp, peer int, blocks []back
 			return nil, fmt.Errorf("the window is none of all ranks, because the communicator of the puts had been given up when it was made; close the rank and open it again: %w",
 				errs.ErrNotReachable)
 		}
-		t.add(nccl.Put{Peer: peer, Window: to, Offset: m.offsets[peer] + x.Offset, Local: uint64(x.Local), Bytes: x.Bytes}, p.window(b, x.Local, x.Bytes) != nil)
+		t.add(nccl.Put{Peer: peer, Window: to, Offset: m.offsets[peer] + x.Offset, Local: uint64(x.Local), Bytes: x.Bytes}, p.source(b, &x))
 	}
 	var err error
 	if t.ended, err = b.device.NewEvent(); err != nil {

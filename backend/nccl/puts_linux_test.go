@@ -305,7 +305,7 @@ func putOnce(b *Backend, mem *memory.Memory, w *memory.Window, peer int) error {
 	if err != nil {
 		return err
 	}
-	x, err := b.PrepareTransfer(backend.Write, peer, []backend.Block{{Local: own, Remote: w.Mapping(), Offset: 64, Bytes: 8}})
+	x, err := b.PrepareTransfer(backend.Write, peer, []backend.Block{{Alloc: w.Allocation(), Local: own, Remote: w.Mapping(), Offset: 64, Bytes: 8}})
 	if err != nil {
 		return err
 	}
@@ -384,7 +384,7 @@ func TestPutFailsWithoutBlocking(t *testing.T) {
 				return err
 			}
 			prepare := func() (backend.PreparedTransfer, error) {
-				return b.PrepareTransfer(backend.Write, peer, []backend.Block{{Local: own, Remote: w.Mapping(), Offset: 64, Bytes: 8}})
+				return b.PrepareTransfer(backend.Write, peer, []backend.Block{{Alloc: w.Allocation(), Local: own, Remote: w.Mapping(), Offset: 64, Bytes: 8}})
 			}
 			under, err := prepare()
 			if err != nil {
@@ -478,7 +478,7 @@ func TestPutNotEnding(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				x, err := b.PrepareTransfer(backend.Write, 1, []backend.Block{{Local: own, Remote: w.Mapping(), Bytes: 8}})
+				x, err := b.PrepareTransfer(backend.Write, 1, []backend.Block{{Alloc: w.Allocation(), Local: own, Remote: w.Mapping(), Bytes: 8}})
 				if err != nil {
 					return err
 				}
@@ -539,7 +539,7 @@ func TestPutArrivesLate(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				x, err := b.PrepareTransfer(backend.Write, 1, []backend.Block{{Local: own, Remote: w.Mapping(), Bytes: 8}})
+				x, err := b.PrepareTransfer(backend.Write, 1, []backend.Block{{Alloc: w.Allocation(), Local: own, Remote: w.Mapping(), Bytes: 8}})
 				if err != nil {
 					return err
 				}
@@ -570,6 +570,62 @@ func TestPutArrivesLate(t *testing.T) {
 		require.NoError(t, err)
 	}
 	m.requireClean(t)
+}
+
+// TestPutFromPartOfWindow: memory that is no window itself may lie in one, which goes when the memory that it is of is freed. Puts go on.
+func TestPutFromPartOfWindow(t *testing.T) {
+	onPuttingHosts(t, 3, func(ctx context.Context, g *group.Group, mem *memory.Memory) error {
+		b := mem.Backend().(*Backend)
+		var p device.Ptr
+		if err := b.device.WithContext(func() error {
+			q, err := b.takeMemory(granule)
+			p = device.Ptr(q)
+			return err
+		}); err != nil {
+			return err
+		}
+		whole, err := mem.Register(ctx, p, granule, "whole")
+		if err != nil {
+			return err
+		}
+		if _, err := mem.Rendezvous(ctx, whole, memory.Record{}); err != nil {
+			return err
+		}
+		from := p.Add(4096)
+		part, err := mem.Register(ctx, from, 4096, "part")
+		if err != nil {
+			return err
+		}
+		s, err := mem.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		err = backendtest.WithWindow(ctx, mem, 4096, func(w *memory.Window) error {
+			own, err := w.Peer(g.Rank(), 0)
+			if err != nil {
+				return err
+			}
+			// Ranks 0 and 2 are on two hosts.
+			x, err := mem.PrepareTransfer(backend.Write, 2-2*(g.Rank()/2), []memory.TransferBlock{{Local: from, Window: w, Bytes: 8}})
+			if err != nil {
+				return err
+			}
+			put := func(text string) error {
+				err := mem.Device().CopyFromHost(from, []byte(text))
+				if g.Rank() != 1 {
+					err = errors.Join(err, x.Post(s), x.WaitOn(s), s.Synchronize(ctx))
+				}
+				got := make([]byte, len(text))
+				err = errors.Join(err, g.Barrier(ctx, "put"), mem.Device().CopyToHost(got, own), g.Barrier(ctx, "read"))
+				if err == nil && g.Rank() != 1 && string(got) != text {
+					err = fmt.Errorf("%q was put, and %q came", text, got)
+				}
+				return err
+			}
+			return errors.Join(put("with it."), mem.Free(ctx, whole), put("without."), x.Close(), b.puts.red.given())
+		})
+		return errors.Join(err, mem.Free(ctx, part), s.Close(), b.freeMemory(uint64(p)))
+	})
 }
 
 // TestPutFlagArrivesAsItWas: a value that was given up and arrives after all is not the one that somebody has tried to put since.

@@ -96,12 +96,20 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 		}
 	}
 	w.users++
+	b.mapped(a, 1)
 	m := &mapping{backend: b, alloc: a, window: w, peers: make([]device.Ptr, len(offers)), offsets: make([]int64, len(offers))}
 	m.place(offers)
 	if b.isle.whole() {
 		return wholeMapping{m}, nil
 	}
 	return m, nil
+}
+
+// mapped counts mappings of an allocation.
+func (b *Backend) mapped(a *allocation, more int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a.mapped += more
 }
 
 // ready returns an error if the communicator can make no more windows.
@@ -197,6 +205,7 @@ func (m *mapping) Unmap(ctx context.Context) error {
 		return nil
 	}
 	m.window = nil
+	b.mapped(m.alloc, -1)
 	if w.users--; w.users > 0 {
 		return nil
 	}

@@ -233,6 +233,35 @@ func TestTwoGroupsAtOnce(t *testing.T) {
 	assert.Empty(t, m.left(), "every call was the same on all PEs")
 }
 
+// TestTwoGroupsInAnyOrder: rank 0 allocates with two groups of all PEs at the same time, and the other with one after the other: no group holds up another one
+// before all of its ranks have come.
+func TestTwoGroupsInAnyOrder(t *testing.T) {
+	m := newMachine(2)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, &group.LocalOptions{Timeout: 10 * time.Second}, func(ctx context.Context, g *group.Group) error {
+		o := m.options(g.Rank())
+		return withMemory(ctx, g, o, func(b *Backend, _ *memory.Memory) error {
+			return sub(ctx, b, []int{0, 1}, o, func(s *Backend, _ *memory.Memory) error {
+				allocate := func(b *Backend) error {
+					a, err := b.Allocate(ctx, 4096)
+					if err != nil {
+						return err
+					}
+					return a.Release(ctx)
+				}
+				if g.Rank() == 1 {
+					time.Sleep(20 * time.Millisecond) // rank 0 is in both by then
+					return errors.Join(allocate(s), allocate(b))
+				}
+				first := make(chan error, 1)
+				go func() { first <- allocate(b) }()
+				time.Sleep(10 * time.Millisecond)
+				return errors.Join(allocate(s), <-first)
+			})
+		})
+	}))
+	assert.Empty(t, m.left())
+}
+
 func TestSizesDiffer(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {

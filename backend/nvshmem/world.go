@@ -2,6 +2,7 @@ package nvshmem
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -40,7 +41,8 @@ type world struct {
 	scratch int64           // the place in the heap of a page for collectives that are thrown away
 	warm    map[string]bool // the collectives that have run once; changed in turns only
 
-	// issuing is held by PE 0 from when it deals out a turn until the turn is over.
+	// issuing is held by PE 0 from when it deals out a turn until the turn is over. All ranks of the group have come by then: another group's turn must not wait
+	// for what they have yet to do.
 	issuing sync.Mutex
 
 	mu       sync.Mutex
@@ -64,7 +66,6 @@ type resource struct {
 
 // ask is what a rank of a group of all PEs contributes to an agreement.
 type ask struct {
-	Turn     uint64   // on PE 0, the turn that the agreement gets
 	Released []uint64 `json:",omitempty"`
 	Op       string   // what is done, the same on every rank
 	Kind     kind     `json:",omitempty"`
@@ -124,12 +125,8 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 			defer t.Close()
 		}
 	}
-	if w.pe == 0 {
-		w.issuing.Lock()
-		defer w.issuing.Unlock()
-	}
 	w.mu.Lock()
-	mine.Turn, mine.Released = w.turn, slices.Clone(w.released)
+	mine.Released = slices.Clone(w.released)
 	w.mu.Unlock()
 	all, err := backend.Tell(group.Heard(ctx), g, "NVSHMEM: "+mine.Op, mine, failure)
 	if err != nil {
@@ -137,7 +134,14 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 	}
 	// From here on every PE takes part, even if the caller's context ends.
 	ctx = context.WithoutCancel(ctx)
-	turn := all[0].Turn
+	if w.pe == 0 {
+		w.issuing.Lock()
+		defer w.issuing.Unlock()
+	}
+	turn, err := w.deal(ctx, g, mine.Op, all)
+	if err != nil {
+		return err
+	}
 	if err = w.await(ctx, turn, mine.Op); err == nil {
 		defer w.pass()
 	}
@@ -180,6 +184,33 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 		run(next)
 	}
 	return g.Vote(ctx, mine.Op, err)
+}
+
+// deal deals out the turn, and puts what PE 0 has released by now in place of what it has said: no other turn has given that back. Collective.
+func (w *world) deal(ctx context.Context, g *group.Group, op string, all []ask) (turn uint64, err error) {
+	type dealt struct {
+		Turn     uint64
+		Released []uint64 `json:",omitempty"`
+	}
+	var mine []byte
+	if w.pe == 0 {
+		w.mu.Lock()
+		mine, err = json.Marshal(dealt{w.turn, w.released})
+		w.mu.Unlock()
+		if err != nil {
+			return 0, err
+		}
+	}
+	came, err := g.Broadcast(group.Heard(ctx), "NVSHMEM: the turn of "+op, 0, mine)
+	if err != nil {
+		return 0, err
+	}
+	var d dealt
+	if err := json.Unmarshal(came, &d); err != nil {
+		return 0, fmt.Errorf("reading the turn that PE 0 has dealt out: %w", err)
+	}
+	all[0].Released = d.Released
+	return d.Turn, nil
 }
 
 // step is what is done in a turn; all is what the ranks have brought.

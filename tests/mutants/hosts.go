@@ -41,7 +41,7 @@ func init() {
 			old: "{ return f.by.red.given() }", new: "{ return nil }"},
 		mutant{file: "backend/nccl/puts.go", why: "a get is a put", tests: putTests, old: "case op != backend.Write:", new: "case op == 0:"},
 		mutant{file: "backend/nccl/puts.go", why: "memory that is no window is put as it is", tests: putTests,
-			old: "Bytes: x.Bytes}, p.window(b, x.Local, x.Bytes) != nil)", new: "Bytes: x.Bytes}, true)"},
+			old: "Bytes: x.Bytes}, p.source(b, &x))", new: "Bytes: x.Bytes}, true)"},
 		mutant{file: "backend/nccl/puts.go", why: "a put goes where this rank's memory is in its allocation", tests: putTests,
 			old: "Offset: m.offsets[peer] + x.Offset", new: "Offset: m.offsets[b.group.Rank()] + x.Offset"},
 		mutant{file: "backend/nccl/puts.go", why: "a put has no end", tests: putTests,
