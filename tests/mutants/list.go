@@ -2209,8 +2209,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/plan.go", why: "a plan runs on two streams", tests: inCollective,
-		old: "\t\tif !settled {",
-		new: "\t\tif !settled && false {",
+		old: "\tif !settled {",
+		new: "\tif !settled && false {",
+	},
+	{
+		file: "collective/plan.go", why: "a plan is on a stream where it had no room", tests: inCollective,
+		old: "\tif err := p.tenant.move(s); err != nil {",
+		new: "\tif moves {\n\t\tp.runsOn(s)\n\t}\n\tif err := p.tenant.move(s); err != nil {",
 	},
 	{
 		file: "collective/plan.go", why: "a plan runs on another device's stream", tests: inCollective,
@@ -2796,6 +2801,10 @@ var mutants = []mutant{
 		file: "collective/params.go", why: "parameters with holes", tests: inCollective,
 		old: "uintptr(len(b)) == t.Size()",
 		new: "t.Size() > 0",
+	},
+	{
+		file: "collective/waiting.go", why: "a run has a kernel that waits for peers twice", tests: inCollective,
+		old: "if k.launched {", new: "if false {",
 	},
 	{
 		file: "collective/room.go", why: "a plan does not count the plans beside it", tests: inCollective,
