@@ -210,10 +210,16 @@ func (w *programWork) failure(word uint64) error {
 func (b *Builder) StopIf(word device.Ptr, why func() error) { b.stopIf("Builder.StopIf", word, why) }
 
 func (b *Builder) stopIf(call string, word device.Ptr, why func() error) {
-	if b.err != nil {
+	switch {
+	case b.err != nil:
 		return
-	}
-	if len(b.work.waits) == 0 {
+	case why == nil: // which would be called only once the plan fails
+		b.fail(errs.Invalid(call, "why", nil, "a function"))
+		return
+	case word.IsNil() || word%stopWordBytes != 0: // at which every run would end the context of the device
+		b.fail(errs.Invalid(call, "word", word, fmt.Sprintf("the address of a 32-bit word, a multiple of %d", stopWordBytes)))
+		return
+	case len(b.work.waits) == 0:
 		b.fail(errs.Invalid(call, "Kernels", "none", "some that wait for peers"))
 		return
 	}
@@ -334,8 +340,11 @@ func (w *programWork) askers() {
 	}
 }
 
-// stopBytes is the size of what StopIfFailed looks at.
-const stopBytes = 8
+// stopBytes is the size of what StopIfFailed looks at, and stopWordBytes that of the word of StopIf.
+const (
+	stopBytes     = 8
+	stopWordBytes = 4
+)
 
 // fail makes the plan fail, and kernels behind the next StopIfFailed give up.
 func (w *programWork) fail(err error) error {

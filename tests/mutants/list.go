@@ -2807,6 +2807,10 @@ var mutants = []mutant{
 		old: "if k.launched {", new: "if false {",
 	},
 	{
+		file: "collective/waiting.go", why: "kernels look at a word that is none", tests: inCollective,
+		old: "case word.IsNil() || word%stopWordBytes != 0:", new: "case false:",
+	},
+	{
 		file: "collective/room.go", why: "a plan does not count the plans beside it", tests: inCollective,
 		old: "\tif streams > 0 && t.takes+taken > t.most+1e-9 {\n\t\treturn",
 		new: "\tif false {\n\t\treturn",
