@@ -2807,6 +2807,22 @@ var mutants = []mutant{
 		old: "if k.launched {", new: "if false {",
 	},
 	{
+		file: "collective/waiting.go", why: "the lane gives up with the plan's stream", tests: inCollective,
+		old: "\t\t\t\t\tc.Timeout = min(c.Timeout, math.MaxInt64/laneTimeouts) * laneTimeouts", new: "\t\t\t\t\t_ = laneTimeouts",
+	},
+	{
+		file: "collective/waiting.go", why: "a program takes what its last kernel does", tests: inCollective,
+		old: "if k.tenant != nil && (p.tenant == nil || k.tenant.takes > p.tenant.takes) {", new: "if k.tenant != nil {",
+	},
+	{
+		file: "collective/waiting.go", why: "errors have the places of ranks among some", tests: inCollective,
+		old: "f.Peer = uint16(among[f.Peer])", new: "_ = f.Peer",
+	},
+	{
+		file: "collective/copy_computed.go", why: "copies of two runs go on side by side", tests: inCollective,
+		old: "if c.work.running.Swap(true) {", new: "if c.work.running.Swap(true) && false {",
+	},
+	{
 		file: "collective/waiting.go", why: "kernels look at a word that is none", tests: inCollective,
 		old: "case word.IsNil() || word%stopWordBytes != 0:", new: "case false:",
 	},

@@ -1,0 +1,124 @@
+package collective_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/ptx"
+)
+
+// waiting is a Spec of a program that has the kernels, all of which a run waits for peers in.
+func waiting(name string, among []int, kernels ...*collective.Kernel) collective.Spec {
+	return collective.Spec{Name: name, Program: &collective.Program{Kernels: kernels, Among: among, Build: func(_ context.Context, b *collective.Builder) error {
+		for i := range kernels {
+			b.Waiting(i)
+		}
+		return nil
+	}}}
+}
+
+// TestFaultAmong: a kernel that waits for some ranks knows them by their places among these. Errors have their ranks.
+func TestFaultAmong(t *testing.T) {
+	late := fake{sizes: []int{int(unsafe.Sizeof(ptx.Comm{}))}, run: func(grid cu.LaunchConfig, p []unsafe.Pointer) {
+		if c := commAt(p[0], grid); c.World == 2 && c.Rank == 0 {
+			c.fail(ptx.FaultTimeout, 1)
+		}
+	}}
+	m := newMachine(3, map[string]fake{"late": late})
+	onRanks(t, 3, patience, m.open, func(ctx context.Context, r *rank) error {
+		among := [][]int{{0}, {1, 2}, {1, 2}}[r.Rank()]
+		p, err := collective.New(ctx, r.m, waiting("late", among, &collective.Kernel{
+			Image: []byte(image), Function: "late", Blocks: 1, Threads: 32,
+			Params: func(a *collective.Addresses) []any { return []any{a.Comm()} },
+		}))
+		if err != nil {
+			return err
+		}
+		err = errors.Join(p.Run(r.s), r.s.Synchronize(ctx))
+		if wait, ok := errors.AsType[*device.WaitError](err); r.Rank() != 1 && err != nil || r.Rank() == 1 && (!ok || wait.Peer != 2) {
+			return fmt.Errorf("rank 2 does not come to rank 1: %w", err)
+		}
+		return errors.Join(r.Barrier(ctx, "late"), p.Close(ctx))
+	})
+	assert.Empty(t, m.left())
+}
+
+// TestRoomOfPrograms: a program takes as much of a device as the largest of its kernels, whichever that is.
+func TestRoomOfPrograms(t *testing.T) {
+	m := newMachine(2, map[string]fake{"still": still})
+	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
+		large := &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 32}
+		small := &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 1, Threads: 32}
+		plans, streams, err := r.large(ctx, collective.Spec{Name: "one"}, collective.Spec{Name: "two"}, collective.Spec{Name: "three"})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(plans[0].Run(streams[0]), plans[1].Run(streams[1])); err != nil {
+			return err
+		}
+		for _, c := range []struct {
+			kernels []*collective.Kernel
+			want    error
+		}{
+			{[]*collective.Kernel{small, small}, nil},
+			{[]*collective.Kernel{large, small}, errs.ErrNoRoom},
+			{[]*collective.Kernel{small, large}, errs.ErrNoRoom},
+		} {
+			p, err := collective.New(ctx, r.m, waiting("program", nil, c.kernels...))
+			if err != nil {
+				return err
+			}
+			if err := p.Run(streams[2]); !errors.Is(err, c.want) {
+				return fmt.Errorf("of %d and %d blocks beside two plans: %w", c.kernels[0].Blocks, c.kernels[1].Blocks, err)
+			}
+			if err := errors.Join(streams[2].Synchronize(ctx), p.Close(ctx)); err != nil {
+				return err
+			}
+		}
+		for _, p := range plans {
+			err = errors.Join(err, p.Close(ctx))
+		}
+		return errors.Join(err, streams[0].Close(), streams[1].Close(), streams[2].Close())
+	})
+	assert.Empty(t, m.left())
+}
+
+// TestLaneWaitsLonger: the lane waits for the plan's stream for longer than that does for the lane, and than kernels in front of that for peers: it is not the one that gives up.
+func TestLaneWaitsLonger(t *testing.T) {
+	var mu sync.Mutex
+	waits := map[uint32]time.Duration{} // by stream: the plan's, and the lane
+	meet := fake{sizes: []int{int(unsafe.Sizeof(ptx.Comm{}))}, run: func(grid cu.LaunchConfig, p []unsafe.Pointer) {
+		c := commAt(p[0], grid)
+		mu.Lock()
+		defer mu.Unlock()
+		waits[c.Rank] = time.Duration(c.Timeout)
+	}}
+	m := newMachine(1, map[string]fake{"still": still, ptx.Meet(false).Name: meet})
+	onRanks(t, 1, patience, m.open, func(ctx context.Context, r *rank) error {
+		spec := waiting("meeting", nil, &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 1, Threads: 32})
+		spec.Program.Lane = true
+		steps := spec.Program.Build
+		spec.Program.Build = func(ctx context.Context, b *collective.Builder) error {
+			b.JoinInTime(func() error { return errOwn })
+			return steps(ctx, b)
+		}
+		p, err := collective.New(ctx, r.m, spec)
+		if err != nil {
+			return err
+		}
+		return errors.Join(p.Run(r.s), r.s.Synchronize(ctx), p.Close(ctx))
+	})
+	assert.Equal(t, map[uint32]time.Duration{0: patience, 1: 8 * patience}, waits)
+	assert.Empty(t, m.left())
+}
