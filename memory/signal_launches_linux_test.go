@@ -26,6 +26,7 @@ type launchNoter struct {
 	device.Device // without its HostMemory
 	launched      []noted
 	prepared      int
+	open          atomic.Int64 // launches that are prepared and not closed
 	full          atomic.Pointer[fullQueue]
 }
 
@@ -94,6 +95,7 @@ func (f noteFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	n := noted{kernel: f.name, Launch: l}
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&n.params)), unsafe.Sizeof(n.params)), l.Params[0])
 	f.dev.prepared++
+	f.dev.open.Add(1)
 	return &noteLaunch{dev: f.dev, noted: n}, nil
 }
 
@@ -122,6 +124,7 @@ func (l *noteLaunch) Close() error {
 	if l.closed.Swap(true) {
 		return errors.New("a launch is closed twice")
 	}
+	l.dev.open.Add(-1)
 	return nil
 }
 
@@ -280,6 +283,7 @@ func fullQueues(ctx context.Context, m *memory.Memory, dev *launchNoter) error {
 	if err := errors.Join(step(free, 16), put(free, 16)); err != nil { // these are prepared
 		return err
 	}
+	const kept = 256 + 20 // launches of puts and steps, and a few of signals, waits and barriers
 	for i, hold := range []func() error{
 		func() error { return step(full, 16) }, func() error { return put(full, 16) }, func() error { return step(full, 48) },
 		func() error { return m.Signal(full, peer, 1) }, func() error { return m.Wait(full, peer, 1) }, func() error { return m.Barrier(full, 1) },
@@ -309,6 +313,9 @@ func fullQueues(ctx context.Context, m *memory.Memory, dev *launchNoter) error {
 		}
 		if failed != nil {
 			<-others
+		}
+		if n := dev.open.Load(); n > kept {
+			return fmt.Errorf("%d launches are prepared, and at most %d are kept", n, kept)
 		}
 	}
 	return errors.Join(full.Close(), free.Close(), m.Free(ctx, a))

@@ -2823,6 +2823,14 @@ var mutants = []mutant{
 		old: "if c.work.running.Swap(true) {", new: "if c.work.running.Swap(true) && false {",
 	},
 	{
+		file: "memory/heap_requests.go", why: "ranks meet nowhere any more when they have differed in a heap", tests: inSuite,
+		old: "\t\tif h.broken == nil {", new: "\t\tif true {",
+	},
+	{
+		file: "memory/signal_put.go", why: "every put's launch is kept", tests: inSuite,
+		old: "if len(c.order) <= mostPutLaunches {", new: "if true {",
+	},
+	{
 		file: "collective/waiting.go", why: "kernels look at a word that is none", tests: inCollective,
 		old: "case word.IsNil() || word%stopWordBytes != 0:", new: "case false:",
 	},
