@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/tensor"
 )
 
 // waiting is a Spec of a program that has the kernels, all of which a run waits for peers in.
@@ -120,5 +122,49 @@ func TestLaneWaitsLonger(t *testing.T) {
 		return errors.Join(p.Run(r.s), r.s.Synchronize(ctx), p.Close(ctx))
 	})
 	assert.Equal(t, map[uint32]time.Duration{0: patience, 1: 8 * patience}, waits)
+	assert.Empty(t, m.left())
+}
+
+// TestAddressesOfPrograms: each kernel that waits for peers has records of its own, and addresses of the ranks that it waits for; behind it the builder has those of all.
+func TestAddressesOfPrograms(t *testing.T) {
+	m := newMachine(3, map[string]fake{"still": {sizes: []int{int(unsafe.Sizeof(ptx.Comm{})), 8}, run: still.run}})
+	onRanks(t, 3, patience, m.open, func(ctx context.Context, r *rank) error {
+		const blocks = 3
+		var comms []ptx.Comm
+		kernel := &collective.Kernel{Image: []byte(image), Function: "still", Blocks: blocks, Threads: 32, Params: func(a *collective.Addresses) []any {
+			comms = append(comms, a.Comm())
+			return []any{comms[len(comms)-1], a.Table()}
+		}}
+		among := [][]int{{0}, {1, 2}, {1, 2}}[r.Rank()]
+		spec := waiting("addresses", among, kernel, kernel)
+		spec.Tensors = []tensor.SymmetricTensor{r.x}
+		steps := spec.Program.Build
+		var all, want []device.Ptr
+		spec.Program.Build = func(ctx context.Context, b *collective.Builder) error {
+			if err := steps(ctx, b); err != nil {
+				return err
+			}
+			table := b.Table()
+			for peer := range b.WorldSize() {
+				all = append(all, *(*device.Ptr)(at(table.Add(int64(8 * peer)))), *(*device.Ptr)(at(table.Add(int64(8 * (b.WorldSize() + peer))))))
+				want = append(want, b.Tensor(0, peer), b.Records(peer))
+			}
+			return nil
+		}
+		p, err := collective.New(ctx, r.m, spec)
+		if err != nil {
+			return err
+		}
+		if !slices.Equal(all, want) {
+			return fmt.Errorf("the builder's table is %v and not %v", all, want)
+		}
+		first, second := comms[0], comms[1]
+		for i := range among {
+			if apart := int64(second.Workspace[i] - first.Workspace[i]); apart < ptx.ControlBytes(blocks, r.Size()) {
+				return fmt.Errorf("records of two kernels are %d bytes apart", apart)
+			}
+		}
+		return p.Close(ctx)
+	})
 	assert.Empty(t, m.left())
 }

@@ -27,6 +27,8 @@ type launchNoter struct {
 	launched      []noted
 	prepared      int
 	open          atomic.Int64 // launches that are prepared and not closed
+	loaded        int          // images
+	stopped       atomic.Bool  // waits of kernels were ended
 	full          atomic.Pointer[fullQueue]
 }
 
@@ -43,10 +45,13 @@ type noted struct {
 	params ptx.Params
 }
 
-func (d *launchNoter) Kind() device.Kind                                         { return device.CUDA }
-func (d *launchNoter) ComputeCapability() int                                    { return 90 }
-func (d *launchNoter) Multiprocessors() int                                      { return 4 }
-func (d *launchNoter) LoadModule([]byte) (device.Module, error)                  { return noteModule{d}, nil }
+func (d *launchNoter) Kind() device.Kind      { return device.CUDA }
+func (d *launchNoter) ComputeCapability() int { return 90 }
+func (d *launchNoter) Multiprocessors() int   { return 4 }
+func (d *launchNoter) LoadModule([]byte) (device.Module, error) {
+	d.loaded++
+	return noteModule{d}, nil
+}
 func (d *launchNoter) NewStopWord() (device.StopWord, error)                     { return d.word() }
 func (d *launchNoter) NewFaultWord(func(uint64) error) (device.FaultWord, error) { return d.word() }
 
@@ -74,7 +79,7 @@ type noteWord struct {
 
 func (w *noteWord) Ptr() device.Ptr { return w.ptr }
 func (w *noteWord) Load() uint64    { return 0 }
-func (w *noteWord) Stop()           {}
+func (w *noteWord) Stop()           { w.dev.stopped.Store(true) }
 func (w *noteWord) Close() error    { return w.dev.Free(w.ptr) }
 
 type noteModule struct{ dev *launchNoter }
@@ -246,6 +251,69 @@ func launchesOfSignals(ctx context.Context, m *memory.Memory, b backend.Backend)
 		return fmt.Errorf("launches are prepared again: %w", err)
 	}
 	return errors.Join(launchesOfPuts(ctx, m, dev, s), s.Close(), g.Barrier(ctx, "done"), c.Close(ctx), signals.Close())
+}
+
+// TestImagesAreLoadedOnce: an image is loaded once for a memory, however many ask for its kernels.
+func TestImagesAreLoadedOnce(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		dev := &launchNoter{Device: near.Device()}
+		return backendtest.WithMemory(ctx, g, noteBackend{near, dev}, func(m *memory.Memory) error {
+			for want, image := range []string{"one image", "another image"} {
+				for _, name := range []string{"kernel", "another kernel", "kernel"} {
+					if _, err := m.Function([]byte(image), name); err != nil {
+						return err
+					}
+					if dev.loaded != want+1 {
+						return fmt.Errorf("%d images are loaded for %s of %s", dev.loaded, name, image)
+					}
+				}
+			}
+			return nil
+		})
+	}))
+}
+
+// TestLossStopsKernels: when a rank is lost the word is set by which kernels give up that wait, and not before.
+func TestLossStopsKernels(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		dev := &launchNoter{Device: near.Device()}
+		m := memory.New(noteBackend{near, dev}, g, nil)
+		if _, err := m.StopWord(); err != nil {
+			return err
+		}
+		if dev.stopped.Load() {
+			return errors.New("kernels are stopped, and no rank is lost")
+		}
+		if err := g.Barrier(ctx, "all have a word"); err != nil {
+			return err
+		}
+		if g.Rank() == 1 {
+			g.Abort("a test")
+			_ = m.Close(ctx)
+			return nil
+		}
+		within, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		for !dev.stopped.Load() {
+			select {
+			case <-within.Done():
+				return fmt.Errorf("kernels wait on: %w", within.Err())
+			case <-time.After(time.Millisecond):
+			}
+		}
+		if err := m.Close(ctx); !errors.Is(err, errs.ErrPeerLost) {
+			return fmt.Errorf("closing the memory: %w", err)
+		}
+		return nil
+	}))
 }
 
 // TestFullQueue: a signal, a wait, a put or a step that waits for room in the driver's queue of its stream, and so perhaps for a peer, holds up none on another stream, for which the peer may

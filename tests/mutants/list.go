@@ -2823,6 +2823,22 @@ var mutants = []mutant{
 		old: "if c.work.running.Swap(true) {", new: "if c.work.running.Swap(true) && false {",
 	},
 	{
+		file: "memory/kernel.go", why: "kernels wait on for a rank that is lost", tests: inSuite,
+		old: "\t\t\tstop.Stop()", new: "\t\t\t_ = stop",
+	},
+	{
+		file: "memory/kernel.go", why: "images are loaded again and again", tests: inSuite,
+		old: "\t\tc.modules[sum] = l\n", new: "",
+	},
+	{
+		file: "collective/waiting.go", why: "all kernels of a program have one place for their records", tests: inCollective,
+		old: "\t\tat += ptx.ControlBytes(w.blocks, f.plan.size)\n", new: "",
+	},
+	{
+		file: "collective/waiting.go", why: "the addresses that a kernel had are those of all ranks", tests: inCollective,
+		old: "defer func() { a.ranks, a.records, a.blocks, a.table = nil, 0, 0, 0 }()", new: "defer func() { a.ranks, a.records, a.blocks = nil, 0, 0 }()",
+	},
+	{
 		file: "memory/heap_requests.go", why: "ranks meet nowhere any more when they have differed in a heap", tests: inSuite,
 		old: "\t\tif h.broken == nil {", new: "\t\tif true {",
 	},
