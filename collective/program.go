@@ -151,6 +151,8 @@ type programWork struct {
 	ended   device.Event // the last run that was not recorded; nil without steps
 	running atomic.Bool  // a host function of it is at work
 
+	stops, joins uint32 // the steps of StopIf and of JoinInTime that there are
+
 	asks   bool               // launches ask whether a kernel has given up
 	copies *memory.WorkCopies // nil if no step needs them
 

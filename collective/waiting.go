@@ -228,11 +228,18 @@ func (b *Builder) stopIf(call string, word device.Ptr, why func() error) {
 		b.fail(err)
 		return
 	}
+	// Its rank, which it tells of in the fault word and has no other use for, is which of the steps it is.
+	number := b.work.stops
+	b.work.stops++
 	b.Kernel(&Kernel{
 		Image: image, Function: ptx.Told.Name, Blocks: 1, Threads: 32,
-		Params: func(at *Addresses) []any { return []any{at.Comm(), word} },
+		Params: func(at *Addresses) []any {
+			c := at.Comm()
+			c.Rank = number
+			return []any{c, word}
+		},
 		Fault: func(f ptx.Fault) error {
-			if f.Kernel != ptx.FaultTeller || f.Why != ptx.FaultTold {
+			if f.Kernel != ptx.FaultTeller || f.Why != ptx.FaultTold || f.Peer != uint16(number) {
 				return nil
 			}
 			return why()
@@ -285,19 +292,21 @@ func (b *Builder) JoinInTime(why func() error) {
 	for i := range records {
 		records[i] = uint64(b.Upload(make([]byte, ptx.ControlBytes(1, streams))))
 	}
+	number := b.work.joins // which of the steps it is, for the fault word
+	b.work.joins++
 	for rank, kind := range []stepKind{plan: stepLaunch, lane: stepBeside} {
 		k := &Kernel{
 			Image: image, Function: meet.Name, Overlap: meet.Overlap, Blocks: 1, Threads: 32,
 			Params: func(at *Addresses) []any {
 				c := at.Comm()
-				c.Rank, c.World, c.Table, c.Workspace = uint32(rank), streams, 0, [ptx.Inline]uint64{plan: records[plan], lane: records[lane]}
+				c.Index, c.Rank, c.World, c.Table, c.Workspace = number, uint32(rank), streams, 0, [ptx.Inline]uint64{plan: records[plan], lane: records[lane]}
 				if rank == lane {
 					c.Timeout = min(c.Timeout, math.MaxInt64/laneTimeouts) * laneTimeouts // the plan's stream comes, or gives up, before that
 				}
 				return []any{c}
 			},
 			Fault: func(f ptx.Fault) error {
-				if f.Kernel != ptx.FaultMeet {
+				if f.Kernel != ptx.FaultMeet || f.Index != uint16(number) {
 					return nil
 				}
 				return why() // whatever it was: the peers of this barrier are streams, and no ranks

@@ -2,10 +2,12 @@ package collective_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -167,4 +169,73 @@ func TestAddressesOfPrograms(t *testing.T) {
 		return p.Close(ctx)
 	})
 	assert.Empty(t, m.left())
+}
+
+// TestWhichStopItWas: of several looks at words, and of several joins in time, the error is that of the one that has given up.
+func TestWhichStopItWas(t *testing.T) {
+	var words [2]uint32 // that the plan looks at
+	const stops = len(words)
+	var gives int // the join that gives up, from 1 on; 0 is none
+	joins := 0    // of this run
+	give := func(c comm, kind, why uint64) {
+		fault := why<<56 | kind<<48 | uint64(c.Rank&0xffff)<<32
+		if kind == ptx.FaultMeet {
+			fault |= uint64(c.Index&0xffff) << 16
+		}
+		(*atomic.Uint32)(at(device.Ptr(c.Dead))).Store(1)
+		(*atomic.Uint64)(at(device.Ptr(c.Fault))).CompareAndSwap(0, fault)
+	}
+	told := fake{sizes: []int{int(unsafe.Sizeof(ptx.Comm{})), 8}, run: func(grid cu.LaunchConfig, p []unsafe.Pointer) {
+		if *(*uint32)(at(*(*device.Ptr)(p[1]))) != 0 {
+			give(commAt(p[0], grid), ptx.FaultTeller, ptx.FaultTold)
+		}
+	}}
+	meet := fake{sizes: []int{int(unsafe.Sizeof(ptx.Comm{}))}, run: func(grid cu.LaunchConfig, p []unsafe.Pointer) {
+		c := commAt(p[0], grid)
+		if c.Rank != 0 { // the lane
+			return
+		}
+		if joins++; joins == gives {
+			give(c, ptx.FaultMeet, ptx.FaultTimeout)
+		}
+	}}
+	for which := range 2 * stops {
+		t.Run(fmt.Sprint(which), func(t *testing.T) {
+			words, gives, joins = [2]uint32{}, 0, 0
+			if which < stops {
+				words[which] = 1
+			} else {
+				gives = which - stops + 1
+			}
+			m := newMachine(1, map[string]fake{"still": still, ptx.Told.Name: told, ptx.Meet(false).Name: meet})
+			onRanks(t, 1, patience, m.open, func(ctx context.Context, r *rank) error {
+				reasons := make([]error, 2*stops)
+				for i := range reasons {
+					reasons[i] = fmt.Errorf("reason %d", i)
+				}
+				spec := waiting("stopping", nil, &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 1, Threads: 32})
+				spec.Program.Lane = true
+				steps := spec.Program.Build
+				spec.Program.Build = func(ctx context.Context, b *collective.Builder) error {
+					for i := range stops {
+						b.JoinInTime(func() error { return reasons[stops+i] })
+						b.StopIf(b.Upload(binary.NativeEndian.AppendUint32(nil, words[i])), func() error { return reasons[i] })
+					}
+					return steps(ctx, b)
+				}
+				p, err := collective.New(ctx, r.m, spec)
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(p.Run(r.s), r.s.Synchronize(ctx)); !errors.Is(err, reasons[which]) {
+					return fmt.Errorf("%w, and not %w", err, reasons[which])
+				}
+				if err := p.Err(); !errors.Is(err, reasons[which]) {
+					return fmt.Errorf("the plan: %w, and not %w", err, reasons[which])
+				}
+				return p.Close(ctx)
+			})
+			assert.Empty(t, m.left())
+		})
+	}
 }

@@ -2823,6 +2823,14 @@ var mutants = []mutant{
 		old: "if c.work.running.Swap(true) {", new: "if c.work.running.Swap(true) && false {",
 	},
 	{
+		file: "collective/waiting.go", why: "the reason of the first StopIf is that of all", tests: inCollective,
+		old: " || f.Peer != uint16(number)", new: "",
+	},
+	{
+		file: "collective/waiting.go", why: "the reason of the first JoinInTime is that of all", tests: inCollective,
+		old: " || f.Index != uint16(number)", new: "",
+	},
+	{
 		file: "memory/kernel.go", why: "kernels wait on for a rank that is lost", tests: inSuite,
 		old: "\t\t\tstop.Stop()", new: "\t\t\t_ = stop",
 	},
