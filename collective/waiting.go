@@ -30,13 +30,14 @@ func (f *programForm) checkKernels() error {
 		return errs.Invalid(call, "Program.Among", g.Among, fmt.Sprintf("ranks of 0 to %d, this one, %d, among them, each once and in order", size-1, rank))
 	}
 	for i, k := range g.Kernels {
+		name := fmt.Sprintf("Program.Kernels[%d]", i)
 		if k == nil {
-			return errs.Invalid(call, fmt.Sprintf("Program.Kernels[%d]", i), nil, "a kernel")
+			return errs.Invalid(call, name, nil, "a kernel")
 		}
 		if k.BlockWorkspace != 0 {
-			return errs.Invalid(call, fmt.Sprintf("Program.Kernels[%d].BlockWorkspace", i), k.BlockWorkspace, "0: a program has the Spec's workspace only")
+			return errs.Invalid(call, name+".BlockWorkspace", k.BlockWorkspace, "0: a program has the Spec's workspace only")
 		}
-		f.waits = append(f.waits, &waiting{kernelForm: kernelForm{plan: f.plan, kernel: k}})
+		f.waits = append(f.waits, &waiting{kernelForm: kernelForm{plan: f.plan, kernel: k, name: name}})
 	}
 	return nil
 }

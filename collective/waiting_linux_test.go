@@ -239,3 +239,23 @@ func TestWhichStopItWas(t *testing.T) {
 		})
 	}
 }
+
+// TestWrongKernelOfProgram: what a kernel of a program must not be is told with its number.
+func TestWrongKernelOfProgram(t *testing.T) {
+	m := newMachine(2, map[string]fake{"still": still})
+	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
+		for says, change := range map[string]func(k *collective.Kernel){
+			"Program.Kernels[1].Blocks is 0":     func(k *collective.Kernel) { k.Blocks = 0 },
+			"Program.Kernels[1].MinBlocks is 40": func(k *collective.Kernel) { k.Blocks, k.MinBlocks = 100, 40 },
+		} {
+			right := collective.Kernel{Image: []byte(image), Function: "still", Blocks: 1, Threads: 32}
+			wrong := right
+			change(&wrong)
+			if err := r.refused(ctx, waiting("wrong", nil, &right, &wrong), errs.ErrInvalid, says); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	assert.Empty(t, m.left())
+}
