@@ -541,6 +541,9 @@ func TestWrongKernels(t *testing.T) {
 								want = nil // it may be a difference
 							}
 							says := c.says
+							if step {
+								says = strings.Replace(says, "CUDA.", "Builder.Kernel: k.", 1)
+							}
 							if want == nil {
 								says = ""
 							}
@@ -626,6 +629,7 @@ func (r *rank) large(ctx context.Context, specs ...collective.Spec) (plans []*co
 // one too when a tensor of another was closed.
 func TestRoom(t *testing.T) {
 	m := newMachine(2, map[string]fake{"still": still})
+	setBusy := func(busy bool) { m.Mu.Lock(); m.busy = busy; m.Mu.Unlock() }
 	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
 		x, err := r.tensor(ctx, 16)
 		if err != nil {
@@ -652,6 +656,17 @@ func TestRoom(t *testing.T) {
 		if err := plans[2].Run(streams[0]); err != nil {
 			return fmt.Errorf("a third plan behind the first: %w", err)
 		}
+		if err := plans[2].Run(streams[2]); !errors.Is(err, errs.ErrNoRoom) {
+			return fmt.Errorf("a third plan that moves: %w", err)
+		}
+		if err := r.Barrier(ctx, "moved in vain"); err != nil {
+			return err
+		}
+		setBusy(true) // what there is no room beside is at work
+		if err := errors.Join(plans[2].Run(streams[0]), r.Barrier(ctx, "at work")); err != nil {
+			return fmt.Errorf("a third plan that had no room elsewhere, where it was: %w", err)
+		}
+		setBusy(false)
 		if err := errors.Join(r.m.Device().Synchronize(ctx), plans[0].Close(ctx), plans[2].Run(streams[2])); err != nil {
 			return err
 		}
@@ -669,6 +684,47 @@ func TestRoom(t *testing.T) {
 			return err
 		}
 		return errors.Join(streams[0].Close(), streams[1].Close(), streams[2].Close())
+	})
+	assert.Empty(t, m.left())
+}
+
+// TestWrongWaiting: a run has each of a program's kernels that wait for peers once at most, as its records count launches, and no other.
+func TestWrongWaiting(t *testing.T) {
+	m := newMachine(2, map[string]fake{"still": still})
+	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
+		for _, c := range []struct {
+			steps []int
+			says  string
+		}{
+			{[]int{0}, ""},
+			{[]int{1}, "one of 1 kernels"},
+			{[]int{-1}, "one of 1 kernels"},
+			{[]int{0, 0}, "does not have yet"},
+		} {
+			spec := collective.Spec{Name: "waiting", Program: &collective.Program{
+				Kernels: []*collective.Kernel{{Image: []byte(image), Function: "still", Blocks: 2, Threads: 32}},
+				Build: func(_ context.Context, b *collective.Builder) error {
+					for _, i := range c.steps {
+						b.Waiting(i)
+					}
+					return nil
+				},
+			}}
+			if c.says != "" {
+				if err := r.refused(ctx, spec, errs.ErrInvalid, c.says); err != nil {
+					return fmt.Errorf("%v: %w", c.steps, err)
+				}
+				continue
+			}
+			p, err := collective.New(ctx, r.m, spec)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(p.Run(r.s), r.s.Synchronize(ctx), p.Close(ctx)); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	assert.Empty(t, m.left())
 }

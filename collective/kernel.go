@@ -70,6 +70,7 @@ func badFit(blocks, threads int) error {
 type kernelForm struct {
 	plan   *Plan
 	kernel *Kernel
+	name   string // of the kernel in the Spec, for errors
 
 	function        device.Function
 	blocks, threads int
@@ -96,29 +97,28 @@ func (f *kernelForm) describe() string {
 	return text + fmt.Sprintf("at least %d blocks, %d bytes of shared memory and %d of workspace a block, overlap %t", max(k.MinBlocks, 1), k.SharedBytes, k.BlockWorkspace, k.Overlap)
 }
 
-func (f *kernelForm) check() error {
-	const call = "New"
+func (f *kernelForm) check(call string) error {
 	switch k := f.kernel; {
 	case len(k.Image) == 0:
-		return errs.Invalid(call, "CUDA.Image", "nothing", "PTX, a cubin or a fat binary")
+		return errs.Invalid(call, f.name+".Image", "nothing", "PTX, a cubin or a fat binary")
 	case k.Function == "":
-		return errs.Invalid(call, "CUDA.Function", `""`, "the name of a kernel in the image")
+		return errs.Invalid(call, f.name+".Function", `""`, "the name of a kernel in the image")
 	case k.Fit == nil && (k.Blocks < 1 || k.Blocks > math.MaxInt32):
-		return errs.Invalid(call, "CUDA.Blocks", k.Blocks, fmt.Sprintf("1 to %d", math.MaxInt32))
+		return errs.Invalid(call, f.name+".Blocks", k.Blocks, fmt.Sprintf("1 to %d", math.MaxInt32))
 	case k.Fit == nil && (k.Threads < 1 || k.Threads > mostThreads):
-		return errs.Invalid(call, "CUDA.Threads", k.Threads, fmt.Sprintf("1 to %d", mostThreads))
+		return errs.Invalid(call, f.name+".Threads", k.Threads, fmt.Sprintf("1 to %d", mostThreads))
 	case k.MinBlocks < 0:
-		return errs.Invalid(call, "CUDA.MinBlocks", k.MinBlocks, "0 or more")
+		return errs.Invalid(call, f.name+".MinBlocks", k.MinBlocks, "0 or more")
 	case k.SharedBytes < 0 || k.SharedBytes > math.MaxInt32:
-		return errs.Invalid(call, "CUDA.SharedBytes", k.SharedBytes, "0 or more bytes that a block can have")
+		return errs.Invalid(call, f.name+".SharedBytes", k.SharedBytes, "0 or more bytes that a block can have")
 	case k.BlockWorkspace < 0 || k.BlockWorkspace > maxWorkspaceBytes:
-		return errs.Invalid(call, "CUDA.BlockWorkspace", k.BlockWorkspace, fmt.Sprintf("0 to %d bytes", int64(maxWorkspaceBytes)))
+		return errs.Invalid(call, f.name+".BlockWorkspace", k.BlockWorkspace, fmt.Sprintf("0 to %d bytes", int64(maxWorkspaceBytes)))
 	}
 	return nil
 }
 
 func (f *kernelForm) offer() ([]byte, error) {
-	if err := f.check(); err != nil {
+	if err := f.check("New"); err != nil {
 		return nil, err
 	}
 	g, ok := f.plan.device.(gpu)
@@ -176,7 +176,7 @@ func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
 			}
 			return 0, err
 		case n < 1:
-			return 0, errs.Invalid(call, "Threads", fmt.Sprintf("%d with %d bytes of shared memory", f.threads, k.SharedBytes), fmt.Sprintf("what fits the device of rank %d", r))
+			return 0, errs.Invalid(call, f.name+".Threads", fmt.Sprintf("%d with %d bytes of shared memory", f.threads, k.SharedBytes), fmt.Sprintf("what fits the device of rank %d", r))
 		}
 	}
 	for _, d := range devices {
@@ -191,11 +191,11 @@ func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
 		}
 	}
 	if least := max(k.MinBlocks, clusterBlocks(f.function)); f.blocks < least {
-		return 0, errs.Invalid(call, "MinBlocks", least,
+		return 0, errs.Invalid(call, f.name+".MinBlocks", least,
 			fmt.Sprintf("at most %d of %d threads, which are of use, the setting max-blocks of every rank allows, and leave room for others on its device", f.blocks, f.threads))
 	}
 	if k.BlockWorkspace > maxWorkspaceBytes/int64(f.blocks) {
-		return 0, errs.Invalid(call, "CUDA.BlockWorkspace", k.BlockWorkspace,
+		return 0, errs.Invalid(call, f.name+".BlockWorkspace", k.BlockWorkspace,
 			fmt.Sprintf("what makes no more than %d bytes of %d blocks", int64(maxWorkspaceBytes), f.blocks))
 	}
 	return max(f.dataAt()+f.plan.spec.Workspace+int64(f.blocks)*k.BlockWorkspace, 1), nil
@@ -215,7 +215,7 @@ func (f *kernelForm) makeRoom(offers []memory.WorkspaceOffer, devices []deviceOf
 	for r, d := range devices {
 		if n := sharing(offers, r); f.blocks*n > d.Resident[f.threads] {
 			// The blocks wait for those of other ranks: all must run at once.
-			return errs.Invalid(call, "Blocks", f.blocks*n,
+			return errs.Invalid(call, f.name+".Blocks", f.blocks*n,
 				fmt.Sprintf("at most %d of %d threads on the device of rank %d, which %d ranks share", d.Resident[f.threads], f.threads, r, n))
 		}
 	}

@@ -99,6 +99,7 @@ func (m *machine) driver() *cu.Driver {
 		*n = int32(m.resident)
 		return cu.Success
 	}
+	d.StreamWaitEvent = func(cu.StreamHandle, cu.EventHandle, uint32) cu.Result { return cu.Success } // all work ends at once
 	launch := d.LaunchKernelEx
 	d.LaunchKernelEx = func(c *cu.LaunchConfig, f cu.FunctionHandle, params, extra *unsafe.Pointer) cu.Result {
 		m.Mu.Lock()

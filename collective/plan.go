@@ -93,11 +93,11 @@ func (p *Plan) Run(s device.Stream) error {
 		return errs.Invalid("Run", "stream", fmt.Sprintf("a stream of %s", s.Device().Name()), "a stream of the plan's device "+p.device.Name())
 	}
 	recorded := s.Capturing()
-	if !recorded {
-		if last := p.stream.Load(); last == nil || *last != s {
-			if err := p.move(s); err != nil {
-				return fmt.Errorf("running %s: %w", p.name, err)
-			}
+	last = p.stream.Load()
+	moves := !recorded && (last == nil || *last != s)
+	if moves && last != nil {
+		if err := p.leaves(); err != nil {
+			return fmt.Errorf("running %s: %w", p.name, err)
 		}
 	}
 	if err := p.tenant.move(s); err != nil {
@@ -106,23 +106,26 @@ func (p *Plan) Run(s device.Stream) error {
 	if err := p.work.enqueue(s, recorded); err != nil {
 		return fmt.Errorf("running %s: %w", p.name, err)
 	}
+	if moves { // not before: what was refused is no run there, and the plan may go on where it was, whatever s is at
+		p.runsOn(s)
+	}
 	return nil
 }
 
-// move makes s the stream that the plan runs on, if no run is under way on another.
-func (p *Plan) move(s device.Stream) error {
-	if p.stream.Load() != nil {
-		settled, err := p.work.settled()
-		if err != nil {
-			return err
-		}
-		if !settled {
-			return fmt.Errorf("synchronize the stream it runs on first: %w", errs.ErrTwoStreams)
-		}
+// leaves refuses to let the plan go to another stream while a run is under way.
+func (p *Plan) leaves() error {
+	settled, err := p.work.settled()
+	if err != nil {
+		return err
 	}
-	p.stream.Store(&s)
+	if !settled {
+		return fmt.Errorf("synchronize the stream it runs on first: %w", errs.ErrTwoStreams)
+	}
 	return nil
 }
+
+// runsOn makes s the stream that the plan runs on. It is apart because it allocates.
+func (p *Plan) runsOn(s device.Stream) { p.stream.Store(&s) }
 
 // idle reports whether the stream of the last run that was not recorded has nothing left to do.
 func (p *Plan) idle() (bool, error) {

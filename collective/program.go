@@ -151,6 +151,8 @@ type programWork struct {
 	ended   device.Event // the last run that was not recorded; nil without steps
 	running atomic.Bool  // a host function of it is at work
 
+	stops, joins uint32 // the steps of StopIf and of JoinInTime that there are
+
 	asks   bool               // launches ask whether a kernel has given up
 	copies *memory.WorkCopies // nil if no step needs them
 
@@ -447,11 +449,12 @@ func (b *Builder) Kernel(k *Kernel) {
 
 // prepareKernel prepares a kernel whose stream tells of what it writes to the fault word, if that is not nil.
 func (b *Builder) prepareKernel(k *Kernel, fault device.FaultWord) (device.PreparedLaunch, error) {
+	const call = "Builder.Kernel"
 	if k == nil {
-		return nil, errs.Invalid("Builder.Kernel", "k", nil, "a kernel")
+		return nil, errs.Invalid(call, "k", nil, "a kernel")
 	}
 	p := b.plan
-	if err := (&kernelForm{plan: p, kernel: k}).check(); err != nil {
+	if err := (&kernelForm{plan: p, kernel: k, name: "k"}).check(call); err != nil {
 		return nil, err
 	}
 	g, ok := p.device.(gpu)
@@ -474,7 +477,7 @@ func (b *Builder) prepareKernel(k *Kernel, fault device.FaultWord) (device.Prepa
 	cluster := clusterBlocks(fn)
 	blocks -= blocks % cluster
 	if least := max(k.MinBlocks, cluster); blocks < least {
-		return nil, errs.Invalid("New", "MinBlocks", least, fmt.Sprintf("at most %d, which are of use, and the setting max-blocks of every rank allows", blocks))
+		return nil, errs.Invalid(call, "k.MinBlocks", least, fmt.Sprintf("at most %d, which are of use, and the setting max-blocks of every rank allows", blocks))
 	}
 	params, err := k.params(b.Addresses)
 	if err != nil {

@@ -365,6 +365,22 @@ func TestWrongPrograms(t *testing.T) {
 			b.JoinInTime(nil)
 			return nil
 		}}, errs.ErrInvalid, "why"},
+		{"stop, no kernels", collective.Program{Build: func(_ context.Context, b *collective.Builder) error {
+			b.StopIf(8, func() error { return nil })
+			return nil
+		}}, errs.ErrInvalid, "Kernels is none"},
+		{"stop, no error", collective.Program{Build: func(_ context.Context, b *collective.Builder) error {
+			b.StopIf(8, nil)
+			return nil
+		}}, errs.ErrInvalid, "why"},
+		{"stop, no word", collective.Program{Build: func(_ context.Context, b *collective.Builder) error {
+			b.StopIf(0, func() error { return nil })
+			return nil
+		}}, errs.ErrInvalid, "word is"},
+		{"stop, a part of a word", collective.Program{Build: func(_ context.Context, b *collective.Builder) error {
+			b.StopIf(10, func() error { return nil })
+			return nil
+		}}, errs.ErrInvalid, "word is"},
 		{"build fails", collective.Program{Build: func(context.Context, *collective.Builder) error { return errs.ErrUnavailable }}, errs.ErrUnavailable, "preparing wrong"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

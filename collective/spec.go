@@ -217,7 +217,7 @@ func (p *Plan) form() form {
 	reached := p.unreachable() == nil
 	switch {
 	case reached && s.CUDA != nil && p.device.Kind() == device.CUDA:
-		return &kernelForm{plan: p, kernel: s.CUDA}
+		return &kernelForm{plan: p, kernel: s.CUDA, name: "CUDA"}
 	case reached && s.Host != nil && p.device.Kind() == device.Host:
 		return hostForm{plan: p}
 	case s.Program != nil:

@@ -30,13 +30,14 @@ func (f *programForm) checkKernels() error {
 		return errs.Invalid(call, "Program.Among", g.Among, fmt.Sprintf("ranks of 0 to %d, this one, %d, among them, each once and in order", size-1, rank))
 	}
 	for i, k := range g.Kernels {
+		name := fmt.Sprintf("Program.Kernels[%d]", i)
 		if k == nil {
-			return errs.Invalid(call, fmt.Sprintf("Program.Kernels[%d]", i), nil, "a kernel")
+			return errs.Invalid(call, name, nil, "a kernel")
 		}
 		if k.BlockWorkspace != 0 {
-			return errs.Invalid(call, fmt.Sprintf("Program.Kernels[%d].BlockWorkspace", i), k.BlockWorkspace, "0: a program has the Spec's workspace only")
+			return errs.Invalid(call, name+".BlockWorkspace", k.BlockWorkspace, "0: a program has the Spec's workspace only")
 		}
-		f.waits = append(f.waits, &waiting{kernelForm: kernelForm{plan: f.plan, kernel: k}})
+		f.waits = append(f.waits, &waiting{kernelForm: kernelForm{plan: f.plan, kernel: k, name: name}})
 	}
 	return nil
 }
@@ -210,10 +211,16 @@ func (w *programWork) failure(word uint64) error {
 func (b *Builder) StopIf(word device.Ptr, why func() error) { b.stopIf("Builder.StopIf", word, why) }
 
 func (b *Builder) stopIf(call string, word device.Ptr, why func() error) {
-	if b.err != nil {
+	switch {
+	case b.err != nil:
 		return
-	}
-	if len(b.work.waits) == 0 {
+	case why == nil: // which would be called only once the plan fails
+		b.fail(errs.Invalid(call, "why", nil, "a function"))
+		return
+	case word.IsNil() || word%stopWordBytes != 0: // at which every run would end the context of the device
+		b.fail(errs.Invalid(call, "word", word, fmt.Sprintf("the address of a 32-bit word, a multiple of %d", stopWordBytes)))
+		return
+	case len(b.work.waits) == 0:
 		b.fail(errs.Invalid(call, "Kernels", "none", "some that wait for peers"))
 		return
 	}
@@ -222,11 +229,18 @@ func (b *Builder) stopIf(call string, word device.Ptr, why func() error) {
 		b.fail(err)
 		return
 	}
+	// Its rank, which it tells of in the fault word and has no other use for, is which of the steps it is.
+	number := b.work.stops
+	b.work.stops++
 	b.Kernel(&Kernel{
 		Image: image, Function: ptx.Told.Name, Blocks: 1, Threads: 32,
-		Params: func(at *Addresses) []any { return []any{at.Comm(), word} },
+		Params: func(at *Addresses) []any {
+			c := at.Comm()
+			c.Rank = number
+			return []any{c, word}
+		},
 		Fault: func(f ptx.Fault) error {
-			if f.Kernel != ptx.FaultTeller || f.Why != ptx.FaultTold {
+			if f.Kernel != ptx.FaultTeller || f.Why != ptx.FaultTold || f.Peer != uint16(number) {
 				return nil
 			}
 			return why()
@@ -279,19 +293,21 @@ func (b *Builder) JoinInTime(why func() error) {
 	for i := range records {
 		records[i] = uint64(b.Upload(make([]byte, ptx.ControlBytes(1, streams))))
 	}
+	number := b.work.joins // which of the steps it is, for the fault word
+	b.work.joins++
 	for rank, kind := range []stepKind{plan: stepLaunch, lane: stepBeside} {
 		k := &Kernel{
 			Image: image, Function: meet.Name, Overlap: meet.Overlap, Blocks: 1, Threads: 32,
 			Params: func(at *Addresses) []any {
 				c := at.Comm()
-				c.Rank, c.World, c.Table, c.Workspace = uint32(rank), streams, 0, [ptx.Inline]uint64{plan: records[plan], lane: records[lane]}
+				c.Index, c.Rank, c.World, c.Table, c.Workspace = number, uint32(rank), streams, 0, [ptx.Inline]uint64{plan: records[plan], lane: records[lane]}
 				if rank == lane {
 					c.Timeout = min(c.Timeout, math.MaxInt64/laneTimeouts) * laneTimeouts // the plan's stream comes, or gives up, before that
 				}
 				return []any{c}
 			},
 			Fault: func(f ptx.Fault) error {
-				if f.Kernel != ptx.FaultMeet {
+				if f.Kernel != ptx.FaultMeet || f.Index != uint16(number) {
 					return nil
 				}
 				return why() // whatever it was: the peers of this barrier are streams, and no ranks
@@ -334,8 +350,11 @@ func (w *programWork) askers() {
 	}
 }
 
-// stopBytes is the size of what StopIfFailed looks at.
-const stopBytes = 8
+// stopBytes is the size of what StopIfFailed looks at, and stopWordBytes that of the word of StopIf.
+const (
+	stopBytes     = 8
+	stopWordBytes = 4
+)
 
 // fail makes the plan fail, and kernels behind the next StopIfFailed give up.
 func (w *programWork) fail(err error) error {

@@ -148,6 +148,38 @@ func TestHeapKeepsNothingForWhatIsGone(t *testing.T) {
 	}))
 }
 
+// TestHeapInWhichRanksDiffer: the ranks are told once, where they meet, and by the heap from then on. Nothing else of the memory's ends with it.
+func TestHeapInWhichRanksDiffer(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		m := memory.New(b, g, nil)
+		h, err1 := m.NewHeap(ctx, 4096)
+		other, err2 := m.NewHeap(ctx, 4096)
+		if err := errors.Join(err1, err2); err != nil {
+			return err
+		}
+		if _, err := h.Allocate(ctx, 256<<g.Rank(), "u8", nil); err != nil {
+			return err
+		}
+		for what, err := range map[string]error{"meeting": backendtest.WithWindow(ctx, m, 4096, nil), "the heap": h.Err()} {
+			if _, ok := errors.AsType[*group.MismatchError](err); !ok {
+				return fmt.Errorf("%s, where the ranks differ: %w", what, err)
+			}
+		}
+		a, err := other.Allocate(ctx, 256, "u8", nil)
+		if err != nil {
+			return fmt.Errorf("the other heap: %w", err)
+		}
+		if err := errors.Join(backendtest.WithWindow(ctx, m, 4096, nil), other.Check(ctx)); err != nil {
+			return fmt.Errorf("meeting again: %w", err)
+		}
+		return errors.Join(a.Free(), other.Close(ctx), h.Close(ctx), m.Close(ctx))
+	}))
+}
+
 // TestHeapLosesPeer: what waits for a lost rank ends with ErrPeerLost, and the heap's memory is given back all the same.
 func TestHeapLosesPeer(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {

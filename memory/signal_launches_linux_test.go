@@ -26,6 +26,9 @@ type launchNoter struct {
 	device.Device // without its HostMemory
 	launched      []noted
 	prepared      int
+	open          atomic.Int64 // launches that are prepared and not closed
+	loaded        int          // images
+	stopped       atomic.Bool  // waits of kernels were ended
 	full          atomic.Pointer[fullQueue]
 }
 
@@ -42,10 +45,13 @@ type noted struct {
 	params ptx.Params
 }
 
-func (d *launchNoter) Kind() device.Kind                                         { return device.CUDA }
-func (d *launchNoter) ComputeCapability() int                                    { return 90 }
-func (d *launchNoter) Multiprocessors() int                                      { return 4 }
-func (d *launchNoter) LoadModule([]byte) (device.Module, error)                  { return noteModule{d}, nil }
+func (d *launchNoter) Kind() device.Kind      { return device.CUDA }
+func (d *launchNoter) ComputeCapability() int { return 90 }
+func (d *launchNoter) Multiprocessors() int   { return 4 }
+func (d *launchNoter) LoadModule([]byte) (device.Module, error) {
+	d.loaded++
+	return noteModule{d}, nil
+}
 func (d *launchNoter) NewStopWord() (device.StopWord, error)                     { return d.word() }
 func (d *launchNoter) NewFaultWord(func(uint64) error) (device.FaultWord, error) { return d.word() }
 
@@ -73,7 +79,7 @@ type noteWord struct {
 
 func (w *noteWord) Ptr() device.Ptr { return w.ptr }
 func (w *noteWord) Load() uint64    { return 0 }
-func (w *noteWord) Stop()           {}
+func (w *noteWord) Stop()           { w.dev.stopped.Store(true) }
 func (w *noteWord) Close() error    { return w.dev.Free(w.ptr) }
 
 type noteModule struct{ dev *launchNoter }
@@ -94,6 +100,7 @@ func (f noteFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	n := noted{kernel: f.name, Launch: l}
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&n.params)), unsafe.Sizeof(n.params)), l.Params[0])
 	f.dev.prepared++
+	f.dev.open.Add(1)
 	return &noteLaunch{dev: f.dev, noted: n}, nil
 }
 
@@ -122,6 +129,7 @@ func (l *noteLaunch) Close() error {
 	if l.closed.Swap(true) {
 		return errors.New("a launch is closed twice")
 	}
+	l.dev.open.Add(-1)
 	return nil
 }
 
@@ -245,6 +253,69 @@ func launchesOfSignals(ctx context.Context, m *memory.Memory, b backend.Backend)
 	return errors.Join(launchesOfPuts(ctx, m, dev, s), s.Close(), g.Barrier(ctx, "done"), c.Close(ctx), signals.Close())
 }
 
+// TestImagesAreLoadedOnce: an image is loaded once for a memory, however many ask for its kernels.
+func TestImagesAreLoadedOnce(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		dev := &launchNoter{Device: near.Device()}
+		return backendtest.WithMemory(ctx, g, noteBackend{near, dev}, func(m *memory.Memory) error {
+			for want, image := range []string{"one image", "another image"} {
+				for _, name := range []string{"kernel", "another kernel", "kernel"} {
+					if _, err := m.Function([]byte(image), name); err != nil {
+						return err
+					}
+					if dev.loaded != want+1 {
+						return fmt.Errorf("%d images are loaded for %s of %s", dev.loaded, name, image)
+					}
+				}
+			}
+			return nil
+		})
+	}))
+}
+
+// TestLossStopsKernels: when a rank is lost the word is set by which kernels give up that wait, and not before.
+func TestLossStopsKernels(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		dev := &launchNoter{Device: near.Device()}
+		m := memory.New(noteBackend{near, dev}, g, nil)
+		if _, err := m.StopWord(); err != nil {
+			return err
+		}
+		if dev.stopped.Load() {
+			return errors.New("kernels are stopped, and no rank is lost")
+		}
+		if err := g.Barrier(ctx, "all have a word"); err != nil {
+			return err
+		}
+		if g.Rank() == 1 {
+			g.Abort("a test")
+			_ = m.Close(ctx)
+			return nil
+		}
+		within, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		for !dev.stopped.Load() {
+			select {
+			case <-within.Done():
+				return fmt.Errorf("kernels wait on: %w", within.Err())
+			case <-time.After(time.Millisecond):
+			}
+		}
+		if err := m.Close(ctx); !errors.Is(err, errs.ErrPeerLost) {
+			return fmt.Errorf("closing the memory: %w", err)
+		}
+		return nil
+	}))
+}
+
 // TestFullQueue: a signal, a wait, a put or a step that waits for room in the driver's queue of its stream, and so perhaps for a peer, holds up none on another stream, for which the peer may
 // wait: neither what was launched before nor what was not.
 func TestFullQueue(t *testing.T) {
@@ -280,6 +351,7 @@ func fullQueues(ctx context.Context, m *memory.Memory, dev *launchNoter) error {
 	if err := errors.Join(step(free, 16), put(free, 16)); err != nil { // these are prepared
 		return err
 	}
+	const kept = 256 + 20 // launches of puts and steps, and a few of signals, waits and barriers
 	for i, hold := range []func() error{
 		func() error { return step(full, 16) }, func() error { return put(full, 16) }, func() error { return step(full, 48) },
 		func() error { return m.Signal(full, peer, 1) }, func() error { return m.Wait(full, peer, 1) }, func() error { return m.Barrier(full, 1) },
@@ -309,6 +381,9 @@ func fullQueues(ctx context.Context, m *memory.Memory, dev *launchNoter) error {
 		}
 		if failed != nil {
 			<-others
+		}
+		if n := dev.open.Load(); n > kept {
+			return fmt.Errorf("%d launches are prepared, and at most %d are kept", n, kept)
 		}
 	}
 	return errors.Join(full.Close(), free.Close(), m.Free(ctx, a))

@@ -147,6 +147,7 @@ func withDeafRank(t *testing.T, fakes *network, hosts []string, opts Options, ru
 			o.Listener = l
 		case 1:
 			o.Addr, r.within, r.hear = deaf, within, held.Unlock
+			o.Timeout = 4 * time.Second // which is how long it waits to hear how a call ended, and less than makes the service count as lost
 			r.last = func() {
 				held.Lock()
 				time.AfterFunc(deafFor, giveUp)

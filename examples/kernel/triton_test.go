@@ -21,7 +21,7 @@ import (
 //go:embed testdata/add_peers.ptx
 var addPeers []byte // of testdata/add_peers.py, by Triton
 
-// newAddPeers prepares y = scale * the sum of all ranks' x. The kernel knows nothing of ranks: the signals before it say that every rank's
+// newAddPeers prepares y = scale * the sum of all ranks' x, of less than 2^31 elements. The kernel knows nothing of ranks: the signals before it say that every rank's
 // x is there, and those behind it that nobody reads x any more.
 func newAddPeers(ctx context.Context, x, y tensor.SymmetricTensor, scale float32) (*collective.Plan, error) {
 	kernel := &collective.Kernel{

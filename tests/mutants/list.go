@@ -2209,8 +2209,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/plan.go", why: "a plan runs on two streams", tests: inCollective,
-		old: "\t\tif !settled {",
-		new: "\t\tif !settled && false {",
+		old: "\tif !settled {",
+		new: "\tif !settled && false {",
+	},
+	{
+		file: "collective/plan.go", why: "a plan is on a stream where it had no room", tests: inCollective,
+		old: "\tif err := p.tenant.move(s); err != nil {",
+		new: "\tif moves {\n\t\tp.runsOn(s)\n\t}\n\tif err := p.tenant.move(s); err != nil {",
 	},
 	{
 		file: "collective/plan.go", why: "a plan runs on another device's stream", tests: inCollective,
@@ -2796,6 +2801,62 @@ var mutants = []mutant{
 		file: "collective/params.go", why: "parameters with holes", tests: inCollective,
 		old: "uintptr(len(b)) == t.Size()",
 		new: "t.Size() > 0",
+	},
+	{
+		file: "collective/waiting.go", why: "a run has a kernel that waits for peers twice", tests: inCollective,
+		old: "if k.launched {", new: "if false {",
+	},
+	{
+		file: "collective/waiting.go", why: "the lane gives up with the plan's stream", tests: inCollective,
+		old: "\t\t\t\t\tc.Timeout = min(c.Timeout, math.MaxInt64/laneTimeouts) * laneTimeouts", new: "\t\t\t\t\t_ = laneTimeouts",
+	},
+	{
+		file: "collective/waiting.go", why: "a program takes what its last kernel does", tests: inCollective,
+		old: "if k.tenant != nil && (p.tenant == nil || k.tenant.takes > p.tenant.takes) {", new: "if k.tenant != nil {",
+	},
+	{
+		file: "collective/waiting.go", why: "errors have the places of ranks among some", tests: inCollective,
+		old: "f.Peer = uint16(among[f.Peer])", new: "_ = f.Peer",
+	},
+	{
+		file: "collective/copy_computed.go", why: "copies of two runs go on side by side", tests: inCollective,
+		old: "if c.work.running.Swap(true) {", new: "if c.work.running.Swap(true) && false {",
+	},
+	{
+		file: "collective/waiting.go", why: "the reason of the first StopIf is that of all", tests: inCollective,
+		old: " || f.Peer != uint16(number)", new: "",
+	},
+	{
+		file: "collective/waiting.go", why: "the reason of the first JoinInTime is that of all", tests: inCollective,
+		old: " || f.Index != uint16(number)", new: "",
+	},
+	{
+		file: "memory/kernel.go", why: "kernels wait on for a rank that is lost", tests: inSuite,
+		old: "\t\t\tstop.Stop()", new: "\t\t\t_ = stop",
+	},
+	{
+		file: "memory/kernel.go", why: "images are loaded again and again", tests: inSuite,
+		old: "\t\tc.modules[sum] = l\n", new: "",
+	},
+	{
+		file: "collective/waiting.go", why: "all kernels of a program have one place for their records", tests: inCollective,
+		old: "\t\tat += ptx.ControlBytes(w.blocks, f.plan.size)\n", new: "",
+	},
+	{
+		file: "collective/waiting.go", why: "the addresses that a kernel had are those of all ranks", tests: inCollective,
+		old: "defer func() { a.ranks, a.records, a.blocks, a.table = nil, 0, 0, 0 }()", new: "defer func() { a.ranks, a.records, a.blocks = nil, 0, 0 }()",
+	},
+	{
+		file: "memory/heap_requests.go", why: "ranks meet nowhere any more when they have differed in a heap", tests: inSuite,
+		old: "\t\tif h.broken == nil {", new: "\t\tif true {",
+	},
+	{
+		file: "memory/signal_put.go", why: "every put's launch is kept", tests: inSuite,
+		old: "if len(c.order) <= mostPutLaunches {", new: "if true {",
+	},
+	{
+		file: "collective/waiting.go", why: "kernels look at a word that is none", tests: inCollective,
+		old: "case word.IsNil() || word%stopWordBytes != 0:", new: "case false:",
 	},
 	{
 		file: "collective/room.go", why: "a plan does not count the plans beside it", tests: inCollective,
