@@ -322,6 +322,7 @@ template <int W = 0, class C = Comm> struct Ranks {
   }
   // again is called by a thread after each poll that found nothing of peer: it says whether to poll again. Every 256th time it looks at the
   // clock and the dead word, every 4096th at the stop word. When it says false it has given up, as the rules at the top say. It orders nothing.
+  // Waits of your own that call it have the time together, from the first look at the clock; a kernel that works for long between them sets since to 0 before each.
   SYMMEM_DEVICE bool again(u32 peer) {
     if (!ok) return false;
     if (++polls % kPollsPerCheck == 0) {
@@ -344,6 +345,7 @@ template <int W = 0, class C = Comm> struct Ranks {
     u64 at = flag(comm.rank, which, writer);
     while (late(loadAcquire(at), value))
       if (!again(writer)) return;
+    if (kind >= kKindUser) since = 0; // a kernel that works for long between two waits has the whole time for each; those of this module do not
   }
   // wait is await for the block: what writer had written when it signalled is visible to all its threads. It says whether that came. Block.
   SYMMEM_DEVICE bool wait(u32 which, u32 writer, u32 value) {
