@@ -211,11 +211,7 @@ func (s *Stream) EndCapture() (device.Graph, error) {
 		return nil, &device.CaptureError{Op: call, Reason: "the stream joined a capture that another stream began; call EndCapture there"}
 	}
 	s.capture = nil
-	var handle cu.GraphHandle
-	c.enqueuing.Lock()
-	c.end()
-	r := s.dev.drv.StreamEndCapture(s.handle, &handle)
-	c.enqueuing.Unlock()
+	handle, r, left := s.endCapture(c)
 	if r != cu.Success {
 		c.parts.drop(s.dev)
 		reason := "the capture is discarded"
@@ -223,17 +219,26 @@ func (s *Stream) EndCapture() (device.Graph, error) {
 			reason = "a stream that joined the capture was not joined back, so it is discarded; before EndCapture record an event " +
 				"behind the last work of each such stream, and wait for it in the stream that began"
 		}
-		err := s.dev.drv.Check("cuStreamEndCapture", r)
-		if s.captures() {
-			err = errors.Join(err, s.discardCapture())
-		}
-		return nil, &device.CaptureError{Op: call, Reason: reason, Err: err}
+		return nil, &device.CaptureError{Op: call, Reason: reason, Err: errors.Join(s.dev.drv.Check("cuStreamEndCapture", r), left)}
 	}
 	g, err := s.newGraph(c, handle)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", call, err)
 	}
 	return g, nil
+}
+
+// endCapture has the driver end the capture of the stream, and discards it if that fails; left is why it could not. The streams that joined count as capturing until
+// the driver has ended it: a question about their work would make it throw the capture away, and a mark behind that work would be recorded. The stream is locked and the
+// context is current.
+func (s *Stream) endCapture(c *capture) (handle cu.GraphHandle, r cu.Result, left error) {
+	c.enqueuing.Lock()
+	defer c.enqueuing.Unlock()
+	defer c.end()
+	if r = s.dev.drv.StreamEndCapture(s.handle, &handle); r != cu.Success && s.captures() {
+		left = s.discardCapture()
+	}
+	return handle, r, left
 }
 
 // abandon ends the capture of a stream that is being closed. The stream is locked.
@@ -243,7 +248,7 @@ func (s *Stream) abandon(c *capture) {
 	}
 	c.enqueuing.Lock()
 	defer c.enqueuing.Unlock()
-	c.end()
+	defer c.end()
 	c.parts.drop(s.dev)
 	if err := s.dev.push(); err != nil {
 		s.dev.log.Debug("abandoning a capture failed", "error", err)
