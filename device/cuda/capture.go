@@ -22,6 +22,7 @@ type capture struct {
 	ended  bool
 	parts  *graphParts // the host functions and waits recorded in it
 	nested []*Graph    // the graphs launched in it, and those in them
+	copies []int       // how often it has each of those
 
 	children []child // a node for each launch of a graph in it
 }
@@ -104,10 +105,17 @@ func (c *capture) addGraph(g *Graph, node cu.GraphNodeHandle) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.children = append(c.children, child{g, node})
-	for _, one := range append([]*Graph{g}, g.nested...) {
-		if !slices.Contains(c.nested, one) {
-			c.nested = append(c.nested, one)
+	add := func(one *Graph, copies int) {
+		i := slices.Index(c.nested, one)
+		if i < 0 {
+			i = len(c.nested)
+			c.nested, c.copies = append(c.nested, one), append(c.copies, 0)
 		}
+		c.copies[i] += copies
+	}
+	add(g, 1)
+	for i, one := range g.nested {
+		add(one, g.copies[i])
 	}
 }
 

@@ -18,6 +18,7 @@ type Graph struct {
 	dev    *Device
 	parts  *graphParts
 	nested []*Graph // the graphs that are part of it, and those in them
+	copies []int    // how often each of those is
 
 	mu     sync.Mutex // taken before that of a stream, and held during the driver's calls
 	closed bool
@@ -37,7 +38,7 @@ type Graph struct {
 func (s *Stream) newGraph(c *capture, handle cu.GraphHandle) (*Graph, error) {
 	d := s.dev
 	drv := d.drv
-	g := &Graph{dev: d, parts: c.parts, nested: c.nested, handle: handle}
+	g := &Graph{dev: d, parts: c.parts, nested: c.nested, copies: c.copies, handle: handle}
 	g.involved.Store(len(g.nested) > 0)
 	discard := func(err error) error {
 		return errors.Join(err, drv.Check("cuGraphDestroy", drv.GraphDestroy(handle)))
@@ -133,9 +134,9 @@ func (g *Graph) launchAlone(call string, st *Stream) (again bool, err error) {
 // expect makes sure that the waits of a launch on st that is to follow will end, and that its work of the CPU is done: the driver may return from the
 // launch only when the GPU is in the middle of it. If the launch fails, unexpect undoes this. The graph is locked.
 func (g *Graph) expect(st *Stream) error {
-	g.parts.launched(st)
-	for _, n := range g.nested {
-		n.parts.launched(st)
+	g.parts.launched(st, 1)
+	for i, n := range g.nested {
+		n.parts.launched(st, g.copies[i])
 	}
 	err := g.watch()
 	if err != nil {
@@ -146,9 +147,9 @@ func (g *Graph) expect(st *Stream) error {
 
 // unexpect undoes expect.
 func (g *Graph) unexpect() {
-	g.parts.unlaunched()
-	for _, n := range g.nested {
-		n.parts.unlaunched()
+	g.parts.unlaunched(1)
+	for i, n := range g.nested {
+		n.parts.unlaunched(g.copies[i])
 	}
 }
 

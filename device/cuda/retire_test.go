@@ -453,3 +453,42 @@ func TestFreeUnderACopyThatHasFailed(t *testing.T) {
 	require.NoError(t, d.Close(), "it waits for the copy")
 	assert.False(t, holds(p))
 }
+
+// TestBetweenWorkOfCopies: a graph may have several copies of another one, and the work of the CPU in each is still to come until the last has run.
+func TestBetweenWorkOfCopies(t *testing.T) {
+	onEach(t, &cuda.Options{WaitTimeout: 20 * time.Second}, func(t *testing.T, d *cuda.Device) {
+		s, gate := newStream(t, d), alloc(t, d, 4)
+		var runs atomic.Int32
+		inner := capture(t, s, func() { require.NoError(t, s.HostWork(&jobOf{start: func() error { runs.Add(1); return nil }})) })
+		twice := capture(t, s, func() {
+			require.NoError(t, inner.Launch(s))
+			require.NoError(t, inner.Launch(s))
+		})
+		outer := capture(t, s, func() {
+			require.NoError(t, twice.Launch(s))
+			require.NoError(t, s.WaitValue32(gate, 1))
+			require.NoError(t, twice.Launch(s))
+		})
+		require.NoError(t, outer.Launch(s))
+		synchronized := make(chan error, 1)
+		go func() { synchronized <- s.Synchronize(bounded(t)) }()
+		require.Eventually(t, func() bool { return runs.Load() == 2 }, patience, time.Millisecond)
+		time.Sleep(20 * time.Millisecond)
+		returned := make(chan error, 1)
+		go func() {
+			returned <- d.BetweenWork(patience, func() error {
+				if runs.Load() < 4 {
+					return errGaveUp
+				}
+				return nil
+			})
+		}()
+		time.Sleep(20 * time.Millisecond)
+		require.NoError(t, d.CopyFromHost(gate, []byte{1, 0, 0, 0}))
+		require.NoError(t, <-synchronized)
+		require.NoError(t, <-returned, "work of the CPU was still to come")
+		require.NoError(t, outer.Close())
+		require.NoError(t, twice.Close())
+		require.NoError(t, inner.Close())
+	})
+}
