@@ -492,3 +492,43 @@ func TestBetweenWorkOfCopies(t *testing.T) {
 		require.NoError(t, inner.Close())
 	})
 }
+
+// TestAllocBesideALostStream: an allocation that finds no memory does not wait longer than its time for memory that was freed, though a stream that was closed may use that
+// and nothing tells when its work has ended.
+func TestAllocBesideALostStream(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, &cuda.Options{WaitTimeout: 50 * time.Millisecond})
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	p := alloc(t, d, 100)
+	var held atomic.Bool
+	held.Store(true)
+	f.mu.Lock()
+	f.enqueue(cu.StreamHandle(s.(*cuda.Stream).Handle()), func() bool { return !held.Load() })
+	f.mu.Unlock()
+	f.failing("cuEventRecord", cu.InvalidValue)
+	require.Error(t, s.Close())
+	f.failing("cuEventRecord", cu.Success)
+	require.NoError(t, d.Free(p))
+	f.failing("cuMemAlloc_v2", cu.OutOfMemory)
+	returned := make(chan error, 1)
+	f.mu.Lock()
+	clear(f.calls)
+	f.mu.Unlock()
+	go func() {
+		_, err := d.Alloc(100)
+		returned <- err
+	}()
+	select {
+	case err := <-returned:
+		require.ErrorIs(t, err, device.ErrNoMemory)
+		f.mu.Lock()
+		calls := f.calls["cuCtxPushCurrent_v2"]
+		f.mu.Unlock()
+		require.Less(t, calls, 2000, "it looks without pause")
+	case <-time.After(20 * time.Second):
+		require.FailNow(t, "it waits without end")
+	}
+	held.Store(false)
+	require.NotErrorIs(t, d.Close(), device.ErrClosed) // which says that the stream may still work
+}
