@@ -109,6 +109,7 @@ func (c *capture) addGraph(g *Graph, node cu.GraphNodeHandle) {
 		i := slices.Index(c.nested, one)
 		if i < 0 {
 			i = len(c.nested)
+			one.use()
 			c.nested, c.copies = append(c.nested, one), append(c.copies, 0)
 		}
 		c.copies[i] += copies
@@ -117,6 +118,22 @@ func (c *capture) addGraph(g *Graph, node cu.GraphNodeHandle) {
 	for i, one := range g.nested {
 		add(one, g.copies[i])
 	}
+}
+
+// drop releases what the capture holds, of which no graph is made.
+func (c *capture) drop(d *Device) {
+	c.parts.drop(d)
+	c.dropGraphs()
+}
+
+// dropGraphs ends the use of the graphs that were launched in it.
+func (c *capture) dropGraphs() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, n := range c.nested {
+		n.unuse()
+	}
+	c.nested, c.copies = nil, nil
 }
 
 // pin keeps the capture that the stream has joined, if it has, from ending until unpin; the stream is locked. That of the stream's own it keeps by its lock.
@@ -221,7 +238,7 @@ func (s *Stream) EndCapture() (device.Graph, error) {
 	s.capture = nil
 	handle, r, left := s.endCapture(c)
 	if r != cu.Success {
-		c.parts.drop(s.dev)
+		c.drop(s.dev)
 		reason := "the capture is discarded"
 		if r == cu.CaptureUnjoined {
 			reason = "a stream that joined the capture was not joined back, so it is discarded; before EndCapture record an event " +
@@ -231,6 +248,7 @@ func (s *Stream) EndCapture() (device.Graph, error) {
 	}
 	g, err := s.newGraph(c, handle)
 	if err != nil {
+		c.dropGraphs()
 		return nil, fmt.Errorf("%s: %w", call, err)
 	}
 	return g, nil
@@ -257,7 +275,7 @@ func (s *Stream) abandon(c *capture) {
 	c.enqueuing.Lock()
 	defer c.enqueuing.Unlock()
 	defer c.end()
-	c.parts.drop(s.dev)
+	c.drop(s.dev)
 	if err := s.dev.push(); err != nil {
 		s.dev.log.Debug("abandoning a capture failed", "error", err)
 		return

@@ -493,7 +493,7 @@ func (d *Device) close() error {
 	left := len(d.streams)
 	d.streams = map[*Stream]struct{}{}
 	events, graphs, modules, faults, stops, buffers := d.events, d.graphs, d.modules, d.faults, d.stops, d.buffers
-	allocs, retired, marks := d.allocs, d.retired, append(d.marks, d.kept...)
+	allocs, retired := d.allocs, d.retired
 	d.streams, d.events, d.graphs = map[*Stream]struct{}{}, map[*Event]struct{}{}, map[*Graph]struct{}{}
 	d.modules, d.faults, d.stops = map[*Module]struct{}{}, map[*FaultWord]struct{}{}, map[*StopWord]struct{}{}
 	d.allocs, d.buffers = map[device.Ptr]int64{}, map[*HostBuffer]struct{}{}
@@ -502,7 +502,7 @@ func (d *Device) close() error {
 	pages = append(pages, d.faultPages...)
 	d.faultPages, d.cells = nil, nil
 	d.faultMu.Unlock()
-	d.marks, d.kept, d.bytes, d.pages, d.progress, d.retired = nil, nil, 0, nil, nil, nil
+	d.bytes, d.pages, d.progress, d.retired = 0, nil, nil, nil
 	d.mu.Unlock()
 	idle = idle && left == 0
 
@@ -515,6 +515,10 @@ func (d *Device) close() error {
 		for g := range graphs {
 			note(g.destroy())
 		}
+		d.mu.Lock()
+		marks := append(d.marks, d.kept...) // with those of the graphs
+		d.marks, d.kept = nil, nil
+		d.mu.Unlock()
 		for _, m := range marks {
 			note(d.drv.Check("cuEventDestroy", d.drv.EventDestroy(m)))
 		}

@@ -27,18 +27,37 @@ type Graph struct {
 
 	// The driver lets launches of one graph follow each other. It does not know that a graph is part of others: for that
 	// their launches record tail and wait for it. These fields are under the device's launching.
-	tail cu.EventHandle // complete when the latest launch has ended; 0 for a graph that is part of none
+	tail cu.EventHandle // complete when the latest launch has ended; 0 for a graph that is part of none, and once nobody needs it
 	last *Stream        // the stream of its latest launch, unless that recorded tail
 	past cu.EventHandle // complete when the launches from before tail was there have ended; 0 is complete
 
 	involved atomic.Bool // it is part of another graph, or has parts
+
+	uses int // 1 until it is closed, and 1 for each graph or capture that has copies of it and so needs tail; under the device's mu
+}
+
+// use notes that a capture, and then its graph, has copies of g.
+func (g *Graph) use() {
+	g.dev.mu.Lock()
+	defer g.dev.mu.Unlock()
+	g.uses++
+}
+
+// unuse ends what use began. When nobody is left who could launch g, by itself or as a part, its tail is for other waits.
+func (g *Graph) unuse() {
+	g.dev.mu.Lock()
+	defer g.dev.mu.Unlock()
+	if g.uses--; g.uses == 0 && g.tail != 0 {
+		g.dev.marks = append(g.dev.marks, g.tail)
+		g.tail = 0
+	}
 }
 
 // newGraph makes a graph of what c has recorded. The stream is locked and the context is current.
 func (s *Stream) newGraph(c *capture, handle cu.GraphHandle) (*Graph, error) {
 	d := s.dev
 	drv := d.drv
-	g := &Graph{dev: d, parts: c.parts, nested: c.nested, copies: c.copies, handle: handle}
+	g := &Graph{dev: d, parts: c.parts, nested: c.nested, copies: c.copies, handle: handle, uses: 1}
 	g.involved.Store(len(g.nested) > 0)
 	discard := func(err error) error {
 		return errors.Join(err, drv.Check("cuGraphDestroy", drv.GraphDestroy(handle)))
@@ -229,7 +248,6 @@ func (g *Graph) catchUp() error {
 			return err
 		}
 		g.tail = m
-		g.dev.keepMark(m) // graphs that have a copy of this one use it when this one is closed
 	}
 	last := g.last
 	if last == nil {
@@ -315,6 +333,10 @@ func (g *Graph) destroy() error {
 		return nil
 	}
 	g.closed = true
+	for _, n := range g.nested {
+		n.unuse()
+	}
+	g.unuse()
 	drv := g.dev.drv
 	return errors.Join(
 		drv.Check("cuGraphExecDestroy", drv.GraphExecDestroy(g.exec)),

@@ -82,3 +82,64 @@ func TestGraphThatWasHalfIncluded(t *testing.T) {
 	defer cancel()
 	require.NoError(t, s.Synchronize(ctx))
 }
+
+// TestNestedGraphsGiveEventsBack: what orders the launches of graphs that are part of others is used again when no graph is left that has them, however the captures ended.
+func TestNestedGraphsGiveEventsBack(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, nil)
+	s, fork := newStream(t, d), newStream(t, d)
+	forked := newEvent(t, d)
+	events := func() int {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return len(f.events)
+	}
+	most := 0
+	for i := range 50 {
+		var c counter
+		inner := capture(t, s, func() { require.NoError(t, s.HostFunc(c.run)) })
+		middle := capture(t, s, func() {
+			require.NoError(t, inner.Launch(s))
+			require.NoError(t, inner.Launch(s))
+		})
+		outer := capture(t, s, func() {
+			require.NoError(t, middle.Launch(s))
+			require.NoError(t, inner.Launch(s))
+			require.NoError(t, inner.Close(), "a graph keeps what it was made of")
+		})
+		require.NoError(t, s.BeginCapture())
+		require.NoError(t, middle.Launch(s))
+		if i%2 == 0 {
+			require.NoError(t, s.Record(forked))
+			require.NoError(t, fork.WaitEvent(forked))
+			require.NoError(t, fork.HostFunc(c.run))
+		} else {
+			f.failing("cuGraphInstantiateWithFlags", cu.InvalidValue)
+		}
+		_, err := s.EndCapture()
+		require.Error(t, err)
+		f.failing("cuGraphInstantiateWithFlags", cu.Success)
+		require.NoError(t, middle.Launch(s))
+		require.NoError(t, middle.Close())
+		for range 2 {
+			require.NoError(t, outer.Launch(s))
+			require.NoError(t, outer.Launch(fork))
+		}
+		synchronize(t, s)
+		synchronize(t, fork)
+		assert.EqualValues(t, 2+4*3, c.runs.Load())
+		require.NoError(t, outer.Close())
+		if i == 0 {
+			most = events()
+		}
+		assert.LessOrEqual(t, events(), most+2)
+	}
+	// A device that is closed with graphs and a capture gives them back, too.
+	inner := capture(t, s, func() {})
+	outer := capture(t, s, func() { require.NoError(t, inner.Launch(s)) })
+	require.NoError(t, outer.Launch(s))
+	require.NoError(t, s.BeginCapture())
+	require.NoError(t, outer.Launch(s))
+	require.NoError(t, d.Close())
+	f.assertEmpty(t)
+}
