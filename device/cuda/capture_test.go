@@ -2,10 +2,12 @@ package cuda_test
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/device"
@@ -127,4 +129,70 @@ func TestAskingAForkWhileItsCaptureEnds(t *testing.T) {
 			require.NoError(t, inner.Close())
 		})
 	}
+}
+
+// TestAskingAForkWhileTheDeviceCloses: the same where it is the close of the device that ends the capture, and a call from before it asks the streams.
+func TestAskingAForkWhileTheDeviceCloses(t *testing.T) {
+	f := newFake(1)
+	drv := f.driver()
+	var captured sync.Map // the forks, while the driver has not ended the capture
+	var asked, ends atomic.Bool
+	query, end, pop := drv.StreamQuery, drv.StreamEndCapture, drv.CtxPopCurrent
+	drv.StreamQuery = func(s cu.StreamHandle) cu.Result {
+		if _, is := captured.Load(s); is {
+			asked.Store(true)
+		}
+		return query(s)
+	}
+	looked := make(chan struct{}, 1)
+	drv.StreamEndCapture = func(s cu.StreamHandle, g *cu.GraphHandle) cu.Result {
+		ends.Store(true)
+		for range 50 { // in orders of their own
+			<-looked
+		}
+		captured.Clear()
+		return end(s, g)
+	}
+	drv.CtxPopCurrent = func(c *cu.ContextHandle) cu.Result {
+		if ends.Load() {
+			select {
+			case looked <- struct{}{}:
+			default:
+			}
+		}
+		return pop(c)
+	}
+	d, err := cuda.Open(&cuda.Options{Driver: drv})
+	require.NoError(t, err)
+	closeInTheEnd(t, d)
+	origin, forked := newStream(t, d), newEvent(t, d)
+	require.NoError(t, origin.BeginCapture())
+	require.NoError(t, origin.Record(forked))
+	for range 16 { // some of which are closed before the stream that began
+		fork := newStream(t, d)
+		require.NoError(t, fork.WaitEvent(forked))
+		captured.Store(cu.StreamHandle(fork.Handle()), true)
+	}
+	stop := make(chan struct{})
+	inside, left := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(left)
+		// Within a call that began before the close, whose own end the close waits for.
+		assert.NoError(t, d.WithContext(func() error {
+			close(inside)
+			for {
+				select {
+				case <-stop:
+					return nil
+				default:
+					cuda.AskStreams(d)
+				}
+			}
+		}))
+	}()
+	<-inside
+	time.AfterFunc(100*time.Millisecond, func() { close(stop) })
+	require.NoError(t, d.Close())
+	<-left
+	require.False(t, asked.Load(), "the driver was asked")
 }

@@ -420,8 +420,7 @@ func (s *Stream) beginClose(deadline time.Time, force bool) error {
 		}
 		s.abandon(c)
 	}
-	s.closed = true
-	s.capture = nil
+	s.closed = true // and it is in a capture that it has joined until that ends
 	s.waits.end(deadline)
 	return nil
 }
