@@ -210,6 +210,10 @@ func (s *Stream) join(call string, e *Event) error {
 // leaveMark records before: while the stream captures, nothing that is enqueued can tell when the work from before has ended. The stream is locked and
 // the context is current.
 func (s *Stream) leaveMark(call string) error {
+	if s.before != 0 && s.dev.markShared(s.before) {
+		s.dev.dropMark(s.before)
+		s.before = 0
+	}
 	if s.before == 0 {
 		m, err := s.dev.takeMark()
 		if err != nil {

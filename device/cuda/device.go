@@ -98,7 +98,8 @@ type Device struct {
 	pages    []unsafe.Pointer         // pinned memory of progress words
 	progress []*progress              // not in use at the moment
 	marks    []cu.EventHandle         // events for waiting, not in use at the moment
-	kept     []cu.EventHandle         // events that order graphs
+	shared   map[cu.EventHandle]int   // events for waiting that have so many owners besides one
+	kept     []cu.EventHandle         // events of streams that were closed with work in them
 	retired  []retired                // memory that was freed while streams had work
 	reaping  bool                     // a goroutine frees it when they have none
 }
@@ -190,6 +191,7 @@ func open(o *Options) (*Device, error) {
 		buffers:     make(map[*HostBuffer]struct{}),
 		allocs:      make(map[device.Ptr]int64),
 		parts:       make(map[*graphParts]struct{}),
+		shared:      make(map[cu.EventHandle]int),
 	}
 	d.uses.Store(1)
 	d.lane.dev, d.watcher.dev, d.proxy.dev = d, d, d

@@ -28,8 +28,9 @@ type Graph struct {
 	// The driver lets launches of one graph follow each other. It does not know that a graph is part of others: for that
 	// their launches record tail and wait for it. These fields are under the device's launching.
 	tail cu.EventHandle // complete when the latest launch has ended; 0 for a graph that is part of none, and once nobody needs it
+	told bool           // tail was recorded; before, it may stand for something else that it was used for
 	last *Stream        // the stream of its latest launch, unless that recorded tail
-	past cu.EventHandle // complete when the launches from before tail was there have ended; 0 is complete
+	past mark           // complete when the launches from before tail was there have ended
 
 	involved atomic.Bool // it is part of another graph, or has parts
 
@@ -50,6 +51,8 @@ func (g *Graph) unuse() {
 	if g.uses--; g.uses == 0 && g.tail != 0 {
 		g.dev.marks = append(g.dev.marks, g.tail)
 		g.tail = 0
+		g.past.dropLocked(g.dev)
+		g.past = mark{}
 	}
 }
 
@@ -210,8 +213,8 @@ func (g *Graph) launchInvolved(call string, st *Stream) error {
 		return g.include(call, c, st)
 	}
 	for _, one := range related {
-		for _, e := range [...]cu.EventHandle{one.tail, one.past} {
-			if e == 0 {
+		for _, e := range [...]cu.EventHandle{one.tail, one.past.event} {
+			if e == 0 || e == one.tail && !one.told {
 				continue
 			}
 			if r := drv.StreamWaitEvent(st.handle, e, 0); r != cu.Success {
@@ -230,7 +233,9 @@ func (g *Graph) launchInvolved(call string, st *Stream) error {
 		if r := drv.EventRecord(one.tail, st.handle); r != cu.Success {
 			return g.dev.check(call, "cuEventRecord", r)
 		}
-		one.past = 0
+		one.told = true
+		one.past.drop(g.dev)
+		one.past = mark{}
 	}
 	return nil
 }
@@ -257,15 +262,16 @@ func (g *Graph) catchUp() error {
 	defer last.mu.Unlock()
 	switch {
 	case last.handle == 0:
-		g.past = last.left // which is complete, unless the stream was destroyed with work in it
+		g.past = mark{event: last.left, borrowed: true} // which is complete, unless the stream was destroyed with work in it
 	case last.recording() == nil:
 		if err := drv.Check("cuEventRecord", drv.EventRecord(g.tail, last.handle)); err != nil {
 			return err
 		}
+		g.told = true
 	default:
-		// The stream came to the capture after the launch, and before was recorded between them. If it is recorded again for something else, the next launch waits
-		// for more than it must.
-		g.past = last.before
+		// The stream came to the capture after the launch, and before was recorded between them. It is not recorded again for something else, which may wait for the
+		// next launch.
+		g.past = g.dev.shareMark(last.before)
 	}
 	g.last = nil
 	return nil

@@ -143,3 +143,43 @@ func TestNestedGraphsGiveEventsBack(t *testing.T) {
 	require.NoError(t, d.Close())
 	f.assertEmpty(t)
 }
+
+// TestNestedGraphWaitsForItsOwnLaunches: a graph that became part of another one while the stream of its launch was in the capture waits for that launch, and not for what
+// the stream, or another one, was asked to mark since.
+func TestNestedGraphWaitsForItsOwnLaunches(t *testing.T) {
+	for name, again := range map[string]func(d *cuda.Device, fork *cuda.Stream, word device.Ptr){
+		"the stream is closed": func(d *cuda.Device, fork *cuda.Stream, word device.Ptr) {
+			require.NoError(t, fork.Close())
+			other := newStream(t, d)
+			require.NoError(t, other.WaitValue32(word, 1))
+			short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			defer cancel()
+			require.ErrorIs(t, other.Synchronize(short), context.DeadlineExceeded)
+		},
+		"the stream captures again": func(_ *cuda.Device, fork *cuda.Stream, word device.Ptr) {
+			require.NoError(t, fork.WaitValue32(word, 1))
+			capture(t, fork, func() {})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := openFake(t, newFake(1), &cuda.Options{WaitTimeout: 2 * time.Second})
+			s, fork, word := newStream(t, d), newStream(t, d), alloc(t, d, 4)
+			forked, joined := newEvent(t, d), newEvent(t, d)
+			inner := capture(t, s, func() { require.NoError(t, s.HostFunc(func() {})) })
+			require.NoError(t, inner.Launch(fork))
+			outer := capture(t, s, func() {
+				require.NoError(t, s.Record(forked))
+				require.NoError(t, fork.WaitEvent(forked))
+				require.NoError(t, inner.Launch(s))
+				require.NoError(t, fork.Record(joined))
+				require.NoError(t, s.WaitEvent(joined))
+			})
+			again(d, fork, word)
+			require.NoError(t, outer.Launch(s))
+			require.NoError(t, s.WriteValue32(word, 1))
+			synchronize(t, s)
+			require.NoError(t, d.Synchronize(bounded(t)))
+			require.NoError(t, d.Close(), "nobody waited in vain")
+		})
+	}
+}

@@ -297,6 +297,13 @@ func (m mark) drop(d *Device) {
 	}
 }
 
+// dropLocked is drop with the device's mu held.
+func (m mark) dropLocked(d *Device) {
+	if m.event != 0 && !m.borrowed {
+		d.dropMarkLocked(m.event)
+	}
+}
+
 // mark marks the work enqueued so far; for a capturing stream, what was enqueued before its capture. A stream that was closed may still have work.
 func (s *Stream) mark(ctx context.Context) (mark, error) {
 	if err := s.lockWithin(ctx); err != nil {
