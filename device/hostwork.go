@@ -6,7 +6,7 @@ import "fmt"
 // when it comes to the work until the work has ended.
 type HostWork interface {
 	// Start begins a run of the work, when a stream has come to it: all that the stream wrote before is visible. It does not block, and may be called
-	// for several streams at once. An error becomes the stream's, which then goes on.
+	// for several streams at once. An error becomes the stream's, which then goes on. A nil HostProgress without an error is a run that has ended.
 	Start() (HostProgress, error)
 }
 

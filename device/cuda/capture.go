@@ -22,6 +22,7 @@ type capture struct {
 	ended  bool
 	parts  *graphParts // the host functions and waits recorded in it
 	nested []*Graph    // the graphs launched in it, and those in them
+	copies []int       // how often it has each of those
 
 	children []child // a node for each launch of a graph in it
 }
@@ -104,11 +105,35 @@ func (c *capture) addGraph(g *Graph, node cu.GraphNodeHandle) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.children = append(c.children, child{g, node})
-	for _, one := range append([]*Graph{g}, g.nested...) {
-		if !slices.Contains(c.nested, one) {
-			c.nested = append(c.nested, one)
+	add := func(one *Graph, copies int) {
+		i := slices.Index(c.nested, one)
+		if i < 0 {
+			i = len(c.nested)
+			one.use()
+			c.nested, c.copies = append(c.nested, one), append(c.copies, 0)
 		}
+		c.copies[i] += copies
 	}
+	add(g, 1)
+	for i, one := range g.nested {
+		add(one, g.copies[i])
+	}
+}
+
+// drop releases what the capture holds, of which no graph is made.
+func (c *capture) drop(d *Device) {
+	c.parts.drop(d)
+	c.dropGraphs()
+}
+
+// dropGraphs ends the use of the graphs that were launched in it.
+func (c *capture) dropGraphs() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, n := range c.nested {
+		n.unuse()
+	}
+	c.nested, c.copies = nil, nil
 }
 
 // pin keeps the capture that the stream has joined, if it has, from ending until unpin; the stream is locked. That of the stream's own it keeps by its lock.
@@ -185,6 +210,10 @@ func (s *Stream) join(call string, e *Event) error {
 // leaveMark records before: while the stream captures, nothing that is enqueued can tell when the work from before has ended. The stream is locked and
 // the context is current.
 func (s *Stream) leaveMark(call string) error {
+	if s.before != 0 && s.dev.markShared(s.before) {
+		s.dev.dropMark(s.before)
+		s.before = 0
+	}
 	if s.before == 0 {
 		m, err := s.dev.takeMark()
 		if err != nil {
@@ -211,29 +240,35 @@ func (s *Stream) EndCapture() (device.Graph, error) {
 		return nil, &device.CaptureError{Op: call, Reason: "the stream joined a capture that another stream began; call EndCapture there"}
 	}
 	s.capture = nil
-	var handle cu.GraphHandle
-	c.enqueuing.Lock()
-	c.end()
-	r := s.dev.drv.StreamEndCapture(s.handle, &handle)
-	c.enqueuing.Unlock()
+	handle, r, left := s.endCapture(c)
 	if r != cu.Success {
-		c.parts.drop(s.dev)
+		c.drop(s.dev)
 		reason := "the capture is discarded"
 		if r == cu.CaptureUnjoined {
 			reason = "a stream that joined the capture was not joined back, so it is discarded; before EndCapture record an event " +
 				"behind the last work of each such stream, and wait for it in the stream that began"
 		}
-		err := s.dev.drv.Check("cuStreamEndCapture", r)
-		if s.captures() {
-			err = errors.Join(err, s.discardCapture())
-		}
-		return nil, &device.CaptureError{Op: call, Reason: reason, Err: err}
+		return nil, &device.CaptureError{Op: call, Reason: reason, Err: errors.Join(s.dev.drv.Check("cuStreamEndCapture", r), left)}
 	}
 	g, err := s.newGraph(c, handle)
 	if err != nil {
+		c.dropGraphs()
 		return nil, fmt.Errorf("%s: %w", call, err)
 	}
 	return g, nil
+}
+
+// endCapture has the driver end the capture of the stream, and discards it if that fails; left is why it could not. The streams that joined count as capturing until
+// the driver has ended it: a question about their work would make it throw the capture away, and a mark behind that work would be recorded. The stream is locked and the
+// context is current.
+func (s *Stream) endCapture(c *capture) (handle cu.GraphHandle, r cu.Result, left error) {
+	c.enqueuing.Lock()
+	defer c.enqueuing.Unlock()
+	defer c.end()
+	if r = s.dev.drv.StreamEndCapture(s.handle, &handle); r != cu.Success && s.captures() {
+		left = s.discardCapture()
+	}
+	return handle, r, left
 }
 
 // abandon ends the capture of a stream that is being closed. The stream is locked.
@@ -243,8 +278,8 @@ func (s *Stream) abandon(c *capture) {
 	}
 	c.enqueuing.Lock()
 	defer c.enqueuing.Unlock()
-	c.end()
-	c.parts.drop(s.dev)
+	defer c.end()
+	c.drop(s.dev)
 	if err := s.dev.push(); err != nil {
 		s.dev.log.Debug("abandoning a capture failed", "error", err)
 		return

@@ -98,7 +98,8 @@ type Device struct {
 	pages    []unsafe.Pointer         // pinned memory of progress words
 	progress []*progress              // not in use at the moment
 	marks    []cu.EventHandle         // events for waiting, not in use at the moment
-	kept     []cu.EventHandle         // events that order graphs
+	shared   map[cu.EventHandle]int   // events for waiting that have so many owners besides one
+	kept     []cu.EventHandle         // events of streams that were closed with work in them
 	retired  []retired                // memory that was freed while streams had work
 	reaping  bool                     // a goroutine frees it when they have none
 }
@@ -190,6 +191,7 @@ func open(o *Options) (*Device, error) {
 		buffers:     make(map[*HostBuffer]struct{}),
 		allocs:      make(map[device.Ptr]int64),
 		parts:       make(map[*graphParts]struct{}),
+		shared:      make(map[cu.EventHandle]int),
 	}
 	d.uses.Store(1)
 	d.lane.dev, d.watcher.dev, d.proxy.dev = d, d, d
@@ -493,7 +495,7 @@ func (d *Device) close() error {
 	left := len(d.streams)
 	d.streams = map[*Stream]struct{}{}
 	events, graphs, modules, faults, stops, buffers := d.events, d.graphs, d.modules, d.faults, d.stops, d.buffers
-	allocs, retired, marks := d.allocs, d.retired, append(d.marks, d.kept...)
+	allocs, retired := d.allocs, d.retired
 	d.streams, d.events, d.graphs = map[*Stream]struct{}{}, map[*Event]struct{}{}, map[*Graph]struct{}{}
 	d.modules, d.faults, d.stops = map[*Module]struct{}{}, map[*FaultWord]struct{}{}, map[*StopWord]struct{}{}
 	d.allocs, d.buffers = map[device.Ptr]int64{}, map[*HostBuffer]struct{}{}
@@ -502,7 +504,7 @@ func (d *Device) close() error {
 	pages = append(pages, d.faultPages...)
 	d.faultPages, d.cells = nil, nil
 	d.faultMu.Unlock()
-	d.marks, d.kept, d.bytes, d.pages, d.progress, d.retired = nil, nil, 0, nil, nil, nil
+	d.bytes, d.pages, d.progress, d.retired = 0, nil, nil, nil
 	d.mu.Unlock()
 	idle = idle && left == 0
 
@@ -515,6 +517,10 @@ func (d *Device) close() error {
 		for g := range graphs {
 			note(g.destroy())
 		}
+		d.mu.Lock()
+		marks := append(d.marks, d.kept...) // with those of the graphs
+		d.marks, d.kept = nil, nil
+		d.mu.Unlock()
 		for _, m := range marks {
 			note(d.drv.Check("cuEventDestroy", d.drv.EventDestroy(m)))
 		}

@@ -13,3 +13,11 @@ func SkipWork(s *Stream, works uint32) {
 	l.last += works
 	atomic.StoreUint32(l.words.ended, l.last)
 }
+
+// AskStreams asks all streams whether they have work, as the freeing of memory does.
+func AskStreams(d *Device) {
+	if d.push() == nil {
+		_, _ = d.whileIdle(func() error { return nil })
+		d.pop()
+	}
+}

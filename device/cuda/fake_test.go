@@ -359,6 +359,7 @@ func (f *fake) driver() *cu.Driver {
 		}
 		s.origin = false
 		if !joined {
+			f.release(g)
 			return cu.CaptureUnjoined
 		}
 		*out = cu.GraphHandle(f.handle())

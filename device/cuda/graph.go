@@ -18,6 +18,7 @@ type Graph struct {
 	dev    *Device
 	parts  *graphParts
 	nested []*Graph // the graphs that are part of it, and those in them
+	copies []int    // how often each of those is
 
 	mu     sync.Mutex // taken before that of a stream, and held during the driver's calls
 	closed bool
@@ -26,18 +27,40 @@ type Graph struct {
 
 	// The driver lets launches of one graph follow each other. It does not know that a graph is part of others: for that
 	// their launches record tail and wait for it. These fields are under the device's launching.
-	tail cu.EventHandle // complete when the latest launch has ended; 0 for a graph that is part of none
+	tail cu.EventHandle // complete when the latest launch has ended; 0 for a graph that is part of none, and once nobody needs it
+	told bool           // tail was recorded; before, it may stand for something else that it was used for
 	last *Stream        // the stream of its latest launch, unless that recorded tail
-	past cu.EventHandle // complete when the launches from before tail was there have ended; 0 is complete
+	past mark           // complete when the launches from before tail was there have ended
 
 	involved atomic.Bool // it is part of another graph, or has parts
+
+	uses int // 1 until it is closed, and 1 for each graph or capture that has copies of it and so needs tail; under the device's mu
+}
+
+// use notes that a capture, and then its graph, has copies of g.
+func (g *Graph) use() {
+	g.dev.mu.Lock()
+	defer g.dev.mu.Unlock()
+	g.uses++
+}
+
+// unuse ends what use began. When nobody is left who could launch g, by itself or as a part, its tail is for other waits.
+func (g *Graph) unuse() {
+	g.dev.mu.Lock()
+	defer g.dev.mu.Unlock()
+	if g.uses--; g.uses == 0 && g.tail != 0 {
+		g.dev.marks = append(g.dev.marks, g.tail)
+		g.tail = 0
+		g.past.dropLocked(g.dev)
+		g.past = mark{}
+	}
 }
 
 // newGraph makes a graph of what c has recorded. The stream is locked and the context is current.
 func (s *Stream) newGraph(c *capture, handle cu.GraphHandle) (*Graph, error) {
 	d := s.dev
 	drv := d.drv
-	g := &Graph{dev: d, parts: c.parts, nested: c.nested, handle: handle}
+	g := &Graph{dev: d, parts: c.parts, nested: c.nested, copies: c.copies, handle: handle, uses: 1}
 	g.involved.Store(len(g.nested) > 0)
 	discard := func(err error) error {
 		return errors.Join(err, drv.Check("cuGraphDestroy", drv.GraphDestroy(handle)))
@@ -133,9 +156,9 @@ func (g *Graph) launchAlone(call string, st *Stream) (again bool, err error) {
 // expect makes sure that the waits of a launch on st that is to follow will end, and that its work of the CPU is done: the driver may return from the
 // launch only when the GPU is in the middle of it. If the launch fails, unexpect undoes this. The graph is locked.
 func (g *Graph) expect(st *Stream) error {
-	g.parts.launched(st)
-	for _, n := range g.nested {
-		n.parts.launched(st)
+	g.parts.launched(st, 1)
+	for i, n := range g.nested {
+		n.parts.launched(st, g.copies[i])
 	}
 	err := g.watch()
 	if err != nil {
@@ -146,9 +169,9 @@ func (g *Graph) expect(st *Stream) error {
 
 // unexpect undoes expect.
 func (g *Graph) unexpect() {
-	g.parts.unlaunched()
-	for _, n := range g.nested {
-		n.parts.unlaunched()
+	g.parts.unlaunched(1)
+	for i, n := range g.nested {
+		n.parts.unlaunched(g.copies[i])
 	}
 }
 
@@ -190,8 +213,8 @@ func (g *Graph) launchInvolved(call string, st *Stream) error {
 		return g.include(call, c, st)
 	}
 	for _, one := range related {
-		for _, e := range [...]cu.EventHandle{one.tail, one.past} {
-			if e == 0 {
+		for _, e := range [...]cu.EventHandle{one.tail, one.past.event} {
+			if e == 0 || e == one.tail && !one.told {
 				continue
 			}
 			if r := drv.StreamWaitEvent(st.handle, e, 0); r != cu.Success {
@@ -210,7 +233,9 @@ func (g *Graph) launchInvolved(call string, st *Stream) error {
 		if r := drv.EventRecord(one.tail, st.handle); r != cu.Success {
 			return g.dev.check(call, "cuEventRecord", r)
 		}
-		one.past = 0
+		one.told = true
+		one.past.drop(g.dev)
+		one.past = mark{}
 	}
 	return nil
 }
@@ -228,7 +253,6 @@ func (g *Graph) catchUp() error {
 			return err
 		}
 		g.tail = m
-		g.dev.keepMark(m) // graphs that have a copy of this one use it when this one is closed
 	}
 	last := g.last
 	if last == nil {
@@ -238,15 +262,16 @@ func (g *Graph) catchUp() error {
 	defer last.mu.Unlock()
 	switch {
 	case last.handle == 0:
-		g.past = last.left // which is complete, unless the stream was destroyed with work in it
+		g.past = mark{event: last.left, borrowed: true} // which is complete, unless the stream was destroyed with work in it
 	case last.recording() == nil:
 		if err := drv.Check("cuEventRecord", drv.EventRecord(g.tail, last.handle)); err != nil {
 			return err
 		}
+		g.told = true
 	default:
-		// The stream came to the capture after the launch, and before was recorded between them. If it is recorded again for something else, the next launch waits
-		// for more than it must.
-		g.past = last.before
+		// The stream came to the capture after the launch, and before was recorded between them. It is not recorded again for something else, which may wait for the
+		// next launch.
+		g.past = g.dev.shareMark(last.before)
 	}
 	g.last = nil
 	return nil
@@ -314,6 +339,10 @@ func (g *Graph) destroy() error {
 		return nil
 	}
 	g.closed = true
+	for _, n := range g.nested {
+		n.unuse()
+	}
+	g.unuse()
 	drv := g.dev.drv
 	return errors.Join(
 		drv.Check("cuGraphExecDestroy", drv.GraphExecDestroy(g.exec)),

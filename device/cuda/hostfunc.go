@@ -42,20 +42,20 @@ type graphParts struct {
 // empty reports whether there is nothing that could fail, fault words aside.
 func (g *graphParts) empty() bool { return len(g.ids)+len(g.waits)+len(g.works)+len(g.cells) == 0 }
 
-// launched notes that a launch on s is about to begin. The stream is locked.
-func (g *graphParts) launched(s *Stream) {
+// launched notes that a launch on s is about to begin, in which so many copies of the graph run. The stream is locked.
+func (g *graphParts) launched(s *Stream, copies int) {
 	g.before = g.stream.Swap(s)
 	s.oweGraph(g)
 	for _, l := range g.works {
-		l.launched()
+		l.launched(copies)
 	}
 }
 
 // unlaunched undoes launched, for a launch that was not made.
-func (g *graphParts) unlaunched() {
+func (g *graphParts) unlaunched(copies int) {
 	g.stream.Store(g.before)
 	for _, l := range g.works {
-		l.unlaunched()
+		l.unlaunched(copies)
 	}
 }
 

@@ -60,7 +60,7 @@ type workLane struct {
 	told    uint32    // that of the latest one for which the GPU writes its word
 	jobs    []workJob // those of a stream that have not ended, behind some that have, or all of a graph
 	next    int       // the present job, or the next; 0 if a stream has none
-	pending int       // launches of the graph whose run has not ended, as far as is known
+	pending int       // runs of the graph, by itself or as a copy in another one, that were launched and have not ended
 	began   time.Time // when the present job did; zero without one
 	cut     bool      // the present job was cut off
 
@@ -311,25 +311,25 @@ func (l *workLane) unpush() {
 	}
 }
 
-// expect counts launches of the graph; the lane is locked.
+// expect counts runs of the graph; the lane is locked.
 func (l *workLane) expect(n int) {
 	n = max(n, -l.pending) // graphs that it is part of are launched without this lane being told
 	l.pending += n
 	l.dev.proxy.pending.Add(int64(n))
 }
 
-// launched notes a launch of the graph that the lane is in.
-func (l *workLane) launched() {
+// launched notes a launch that runs the graph that the lane is in so many times.
+func (l *workLane) launched(times int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.expect(1)
+	l.expect(times)
 }
 
 // unlaunched undoes launched.
-func (l *workLane) unlaunched() {
+func (l *workLane) unlaunched(times int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.expect(-1)
+	l.expect(-times)
 }
 
 // drop frees the words. Nothing enqueued writes them any more.
@@ -438,7 +438,7 @@ func (s *Stream) recordWork(call string, c *capture, w device.HostWork, behind *
 type proxy struct {
 	dev *Device
 
-	pending atomic.Int64  // launches of graphs, once for each of their lanes, whose runs have not ended
+	pending atomic.Int64  // runs of graphs, once for each of their lanes, that were launched and have not ended
 	changes atomic.Uint64 // of lanes
 	serves  atomic.Bool   // there was work: the goroutine runs, or ran
 

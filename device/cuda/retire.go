@@ -235,7 +235,8 @@ func (d *Device) regain() bool {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), min(retiredWait, d.waitTimeout))
 	defer cancel()
-	for d.Synchronize(ctx) == nil {
+	// Where the streams have nothing left that can be waited for, and yet one counts as at work, Synchronize does not look at ctx.
+	for begin := time.Now(); d.Synchronize(ctx) == nil && ctx.Err() == nil; pauseBetween(begin) {
 		if d.reapOnce(); !d.holdsRetired() {
 			return true
 		}

@@ -453,3 +453,82 @@ func TestFreeUnderACopyThatHasFailed(t *testing.T) {
 	require.NoError(t, d.Close(), "it waits for the copy")
 	assert.False(t, holds(p))
 }
+
+// TestBetweenWorkOfCopies: a graph may have several copies of another one, and the work of the CPU in each is still to come until the last has run.
+func TestBetweenWorkOfCopies(t *testing.T) {
+	onEach(t, &cuda.Options{WaitTimeout: 20 * time.Second}, func(t *testing.T, d *cuda.Device) {
+		s, gate := newStream(t, d), alloc(t, d, 4)
+		var runs atomic.Int32
+		inner := capture(t, s, func() { require.NoError(t, s.HostWork(&jobOf{start: func() error { runs.Add(1); return nil }})) })
+		twice := capture(t, s, func() {
+			require.NoError(t, inner.Launch(s))
+			require.NoError(t, inner.Launch(s))
+		})
+		outer := capture(t, s, func() {
+			require.NoError(t, twice.Launch(s))
+			require.NoError(t, s.WaitValue32(gate, 1))
+			require.NoError(t, twice.Launch(s))
+		})
+		require.NoError(t, outer.Launch(s))
+		synchronized := make(chan error, 1)
+		go func() { synchronized <- s.Synchronize(bounded(t)) }()
+		require.Eventually(t, func() bool { return runs.Load() == 2 }, patience, time.Millisecond)
+		time.Sleep(20 * time.Millisecond)
+		returned := make(chan error, 1)
+		go func() {
+			returned <- d.BetweenWork(patience, func() error {
+				if runs.Load() < 4 {
+					return errGaveUp
+				}
+				return nil
+			})
+		}()
+		time.Sleep(20 * time.Millisecond)
+		require.NoError(t, d.CopyFromHost(gate, []byte{1, 0, 0, 0}))
+		require.NoError(t, <-synchronized)
+		require.NoError(t, <-returned, "work of the CPU was still to come")
+		require.NoError(t, outer.Close())
+		require.NoError(t, twice.Close())
+		require.NoError(t, inner.Close())
+	})
+}
+
+// TestAllocBesideALostStream: an allocation that finds no memory does not wait longer than its time for memory that was freed, though a stream that was closed may use that
+// and nothing tells when its work has ended.
+func TestAllocBesideALostStream(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, &cuda.Options{WaitTimeout: 50 * time.Millisecond})
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	p := alloc(t, d, 100)
+	var held atomic.Bool
+	held.Store(true)
+	f.mu.Lock()
+	f.enqueue(cu.StreamHandle(s.(*cuda.Stream).Handle()), func() bool { return !held.Load() })
+	f.mu.Unlock()
+	f.failing("cuEventRecord", cu.InvalidValue)
+	require.Error(t, s.Close())
+	f.failing("cuEventRecord", cu.Success)
+	require.NoError(t, d.Free(p))
+	f.failing("cuMemAlloc_v2", cu.OutOfMemory)
+	returned := make(chan error, 1)
+	f.mu.Lock()
+	clear(f.calls)
+	f.mu.Unlock()
+	go func() {
+		_, err := d.Alloc(100)
+		returned <- err
+	}()
+	select {
+	case err := <-returned:
+		require.ErrorIs(t, err, device.ErrNoMemory)
+		f.mu.Lock()
+		calls := f.calls["cuCtxPushCurrent_v2"]
+		f.mu.Unlock()
+		require.Less(t, calls, 2000, "it looks without pause")
+	case <-time.After(20 * time.Second):
+		require.FailNow(t, "it waits without end")
+	}
+	held.Store(false)
+	require.NotErrorIs(t, d.Close(), device.ErrClosed) // which says that the stream may still work
+}

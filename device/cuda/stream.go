@@ -297,6 +297,13 @@ func (m mark) drop(d *Device) {
 	}
 }
 
+// dropLocked is drop with the device's mu held.
+func (m mark) dropLocked(d *Device) {
+	if m.event != 0 && !m.borrowed {
+		d.dropMarkLocked(m.event)
+	}
+}
+
 // mark marks the work enqueued so far; for a capturing stream, what was enqueued before its capture. A stream that was closed may still have work.
 func (s *Stream) mark(ctx context.Context) (mark, error) {
 	if err := s.lockWithin(ctx); err != nil {
@@ -420,8 +427,7 @@ func (s *Stream) beginClose(deadline time.Time, force bool) error {
 		}
 		s.abandon(c)
 	}
-	s.closed = true
-	s.capture = nil
+	s.closed = true // and it is in a capture that it has joined until that ends
 	s.waits.end(deadline)
 	return nil
 }

@@ -96,7 +96,35 @@ func (d *Device) takeMark() (cu.EventHandle, error) {
 func (d *Device) dropMark(e cu.EventHandle) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.marks = append(d.marks, e)
+	d.dropMarkLocked(e)
+}
+
+func (d *Device) dropMarkLocked(e cu.EventHandle) {
+	switch n := d.shared[e]; {
+	case n > 1:
+		d.shared[e]--
+	case n == 1:
+		delete(d.shared, e)
+	default:
+		d.marks = append(d.marks, e)
+	}
+}
+
+// shareMark gives e one more owner. It is for other waits when each has dropped it.
+func (d *Device) shareMark(e cu.EventHandle) mark {
+	if e != 0 {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.shared[e]++
+	}
+	return mark{event: e}
+}
+
+// markShared reports whether e has more than one owner.
+func (d *Device) markShared(e cu.EventHandle) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.shared[e] > 0
 }
 
 // keepMark keeps e until the device is closed: it is not for other waits any more.

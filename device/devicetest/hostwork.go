@@ -158,6 +158,19 @@ func hostWorkFails(t *testing.T, h Harness) {
 	hostWork(t, s, fine)
 	synchronize(t, s)
 	assert.Nil(t, fine.told.Load())
+	nothing := &nothingToDo{}
+	hostWork(t, s, nothing)
+	synchronize(t, s)
+	assert.EqualValues(t, 1, nothing.runs.Load())
+	assert.Nil(t, nothing.told.Load(), "work that has nothing to do has not failed")
+}
+
+// nothingToDo is work that has ended when it begins.
+type nothingToDo struct{ toldJob }
+
+func (w *nothingToDo) Start() (device.HostProgress, error) {
+	w.runs.Add(1)
+	return nil, nil
 }
 
 // hostWorkInAGraph: recorded work runs at each launch, and holds each up.

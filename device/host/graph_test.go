@@ -222,3 +222,23 @@ func TestGoexitEndsGraphInsideOfBranch(t *testing.T) {
 	require.NoError(t, inner.Launch(origin), "nobody holds it any more")
 	require.ErrorContains(t, origin.Synchronize(bounded(t)), "Goexit")
 }
+
+// A stream that joined a capture and recorded nothing has no goroutine that a launch would leave behind, at work on what the next one sets.
+func TestBranchWithoutWork(t *testing.T) {
+	d := open(t, nil)
+	s, fork := newStream(t, d), newStream(t, d)
+	forked, joined := newEvent(t, d), newEvent(t, d)
+	n := 0
+	g := capture(t, s, func() {
+		require.NoError(t, s.Record(forked))
+		require.NoError(t, fork.WaitEvent(forked))
+		require.NoError(t, fork.Record(joined))
+		require.NoError(t, s.WaitEvent(joined))
+		require.NoError(t, s.HostFunc(func() { n++ }))
+	})
+	for range 1000 {
+		require.NoError(t, g.Launch(s))
+	}
+	require.NoError(t, s.Synchronize(bounded(t)))
+	require.Equal(t, 1000, n)
+}

@@ -52,7 +52,7 @@ var errNotReturned = errors.New("it did not return")
 // run runs the work to its end.
 func (k workKernel) run() error {
 	run, err := k.work.Start()
-	if err != nil {
+	if err != nil || run == nil {
 		return err
 	}
 	nap := firstNap

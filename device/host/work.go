@@ -193,6 +193,9 @@ func (s *Stream) replayGraph(g *Graph, depth int) {
 		g.replaying.Lock()
 		s.frames = append(s.frames, frame{graph: g, replay: g.replays})
 		for i, side := range g.sides {
+			if len(g.branches[i+1]) == 0 {
+				continue // of a stream that joined and recorded nothing: nobody would wait for the end of its goroutine
+			}
 			side.launcher.Store(s)
 			side.frames = append(side.frames[:0], frame{graph: g, branch: i + 1, replay: g.replays})
 			go side.side()

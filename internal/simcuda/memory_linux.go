@@ -595,8 +595,11 @@ func (m *Machine) legacy(d *cu.Driver) {
 func (m *Machine) hostMemory(d *cu.Driver) {
 	d.MemHostAlloc = func(p *unsafe.Pointer, bytes uint64, flags uint32) cu.Result {
 		return m.on(func(*gpu) cu.Result {
-			if bytes == 0 || bytes > 1<<34 || flags&^(cu.HostAllocPortable|cu.HostAllocDeviceMap) != 0 {
+			if bytes == 0 || flags&^(cu.HostAllocPortable|cu.HostAllocDeviceMap) != 0 {
 				return m.violation(cu.InvalidValue, "cuMemHostAlloc of %d bytes with flags %#x", bytes, flags)
+			}
+			if bytes > 1<<34 {
+				return cu.OutOfMemory // as if the host had no more; too much is no misuse
 			}
 			mem, err := unix.Mmap(-1, 0, int(bytes+page-1)&^(page-1), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 			if err != nil {

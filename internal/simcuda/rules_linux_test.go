@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/ptxvm"
 	"github.com/symmem/symmem/internal/simcuda"
@@ -630,4 +631,26 @@ func TestCluster(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestLimitsOfCalls: what a driver does not take is refused, and what it takes is not called a misuse.
+func TestLimitsOfCalls(t *testing.T) {
+	r := newRig(t, simcuda.Config{})
+	_, at := r.pinned()
+	ops := make([]cu.BatchMemOp, 256)
+	for i := range ops {
+		ops[i] = cu.BatchMemOp{Op: cu.MemOpWrite32, Address: uint64(at), Value: uint64(i)}
+	}
+	r.ok(r.d.StreamBatchMemOp(r.stream[0], 255, &ops[0], 0))
+	require.Equal(t, cu.InvalidValue, r.d.StreamBatchMemOp(r.stream[0], 256, &ops[0], 0), "fewer than 256")
+	r.ok(r.settled(0))
+
+	d, err := cuda.Open(&cuda.Options{Driver: r.d})
+	require.NoError(t, err)
+	for _, bytes := range []int64{1 << 40, math.MaxInt64} {
+		_, err = d.NewHostBuffer(bytes)
+		require.ErrorIs(t, err, device.ErrNoMemory)
+	}
+	require.NoError(t, d.Close())
+	require.Empty(t, r.m.Violations())
 }

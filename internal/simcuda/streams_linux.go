@@ -245,7 +245,7 @@ func (m *Machine) streamCalls(d *cu.Driver) {
 		return m.batch(h, []cu.BatchMemOp{{Op: cu.MemOpWrite32, Address: uint64(p), Value: uint64(value), Flags: flags}})
 	}
 	d.StreamBatchMemOp = func(h cu.StreamHandle, count uint32, ops *cu.BatchMemOp, flags uint32) cu.Result {
-		if count == 0 || count > 256 || flags != 0 { // CUDA driver API, cuStreamBatchMemOp: "count: the number of operations in the array. Must be less than 256."
+		if count == 0 || count >= 256 || flags != 0 { // CUDA driver API, cuStreamBatchMemOp: "count: the number of operations in the array. Must be less than 256."
 			return cu.InvalidValue
 		}
 		return m.batch(h, slices.Clone(unsafe.Slice(ops, count)))
