@@ -334,6 +334,7 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 	}
 
 	sub := newGroup(g.session, name, rank, g.roster.of(errs.FoldRanks(ranks, ","), ranks))
+	unsettled := g.hearIslands(ctx)
 	if known := g.islands.Load(); known != nil {
 		sub.islands.Store(known.among(ranks))
 	}
@@ -345,7 +346,7 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening group %s: %w", name, err)
 	}
-	if _, err := sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: sub.world}, nil); err != nil {
+	if _, err := sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: sub.world}, unsettled); err != nil {
 		sub.end()
 		g.session.remove(sub)
 		// Where the service has not answered in time, the group may be open for the others, who must not wait for this rank.
