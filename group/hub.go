@@ -295,6 +295,20 @@ func (h *hub) isPresent(worldRank int) bool {
 	return h.ranks[worldRank].state == rankPresent
 }
 
+// ending reports whether all ranks have come, and some have left: no call of all of them is to be expected any more.
+func (h *hub) ending() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	left := false
+	for i := range h.ranks {
+		if h.ranks[i].state == rankAbsent {
+			return false
+		}
+		left = left || h.ranks[i].state == rankLeft
+	}
+	return left
+}
+
 // attachAs is attach with what is unique to this join of the rank. welcome is called when the rank is kept, and before it is told anything: a rank that was
 // welcomed is known to every later service.
 func (h *hub) attachAs(m Member, session string, events eventReceiver, welcome func()) (before rankState, ok bool) {
