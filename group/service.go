@@ -273,7 +273,7 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 		}}})
 	}
 	if before, ok := s.hub.attachAs(m, c.session, c, welcome); !ok && (s.hub.keeper == nil || !s.hub.back(m.WorldRank, c.session, h.GetWaits(), c, welcome)) {
-		if before != rankPresent || !s.replace(m.WorldRank, c, welcome) {
+		if before != rankPresent || !s.replace(m.WorldRank, c, h.GetWaits(), welcome) {
 			c.socket.unclaim()
 			if before == rankPresent {
 				text := "rank %d is present already; every rank needs its own number"
@@ -297,12 +297,12 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 
 // replace moves an attached rank to another connection, if that belongs to the same join and nothing was said over the old connection. The caller
 // holds the lock.
-func (s *service) replace(rank int, c *serviceConn, welcome func()) bool {
+func (s *service) replace(rank int, c *serviceConn, waits []*pb.Taken, welcome func()) bool {
 	old := s.attached[rank]
 	if old == nil || c.session == "" || old.session != c.session || !old.phase.CompareAndSwap(phaseFresh, phaseReplaced) {
 		return false
 	}
-	s.hub.redirect(rank, c, welcome)
+	s.hub.redirect(rank, waits, c, welcome)
 	s.logger.Debug("a rank goes on joining over another connection", "attached", rank)
 	old.once.Do(func() { close(old.gone) })
 	return true
