@@ -341,7 +341,11 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 	var quota *QuotaError
 	err := g.session.add(sub)
 	if errors.As(err, &quota) { // the other ranks come, and learn of it
-		_, err = sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: sub.world}, quota)
+		if err = g.session.addRefused(sub); err == nil {
+			_, err = sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: sub.world}, quota)
+			sub.end()
+			g.session.remove(sub)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("opening group %s: %w", name, err)
