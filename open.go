@@ -86,8 +86,9 @@ func (o *Options) logger(cfg config.Config) *slog.Logger {
 // RendezvousServed (false, then SYMMEM_RENDEZVOUS_SERVED) and RendezvousFD (-1, then SYMMEM_RENDEZVOUS_FD), which belong to it. A process that nothing has started is a world of one rank. Several ranks on one
 // host need no token; ranks on several hosts need one.
 //
-// A rank is in an attempt of a job once. Where rank 0 serves the rendezvous the ranks may all close and open again, but for a RendezvousFD, which the first Open takes; where a service outside of them does, as
-// that of symmem run, what has left is a group.RefusedError, as is another attempt: it takes a service of that attempt, which the setting restart counts.
+// A rank is in an attempt of a job once. Where rank 0 serves the rendezvous the ranks may all close and open again, but for a RendezvousFD, which the first Open takes; as another world
+// and as the next attempt too, as they may where a service of any number of jobs does. Where a service of one job does, as that of symmem run, what has left is a group.RefusedError, as is another attempt: it takes
+// a service of that attempt, which the setting restart counts.
 //
 // # Errors
 //

@@ -50,6 +50,46 @@ func TestSubThatIsGivenUp(t *testing.T) {
 	})
 }
 
+// TestSubBeyondTheQuota: a rank that has too many groups tells the others so, and hears meanwhile that the service is lost, or that it has left itself.
+func TestSubBeyondTheQuota(t *testing.T) {
+	for _, end := range []string{"the service is lost", "the rank leaves"} {
+		t.Run(end, func(t *testing.T) {
+			ctx := testContext(t)
+			lim := defaultLimits
+			lim.groups = 1 // the world
+			s := newTestService(t, listenLoopback(t), Options{WorldSize: 2}, Serve)
+			groups, failures := joinAll(t, 2, func(rank int) *Options {
+				return &Options{Rank: rank, WorldSize: 2, Addr: s.addr, Served: true, limits: &lim}
+			})
+			requireNone(t, failures)
+			quota := make(chan error, 1)
+			go func() {
+				_, err := groups[0].Sub(ctx, []int{0, 1})
+				quota <- err
+			}()
+			require.Never(t, func() bool { return len(quota) > 0 }, 50*time.Millisecond, 10*time.Millisecond, "the other has not come")
+			if end == "the rank leaves" {
+				require.NoError(t, groups[0].Close(ctx))
+			} else {
+				require.Error(t, s.end())
+			}
+			select {
+			case err := <-quota:
+				if end == "the rank leaves" {
+					require.ErrorIs(t, err, ErrClosed)
+				} else {
+					require.ErrorIs(t, err, ErrPeerLost)
+				}
+			case <-time.After(20 * time.Second):
+				t.Fatal("it waits still")
+			}
+			for _, g := range groups {
+				_ = g.Close(ctx) // its service is lost, or it is closed
+			}
+		})
+	}
+}
+
 // TestGetsOfClosedGroups: a Get that waits when its group is closed is forgotten on this rank, and by the service.
 func TestGetsOfClosedGroups(t *testing.T) {
 	eachKind(t, 2, func(t *testing.T, groups []*Group) {

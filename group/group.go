@@ -334,18 +334,23 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 	}
 
 	sub := newGroup(g.session, name, rank, g.roster.of(errs.FoldRanks(ranks, ","), ranks))
+	unsettled := g.hearIslands(ctx)
 	if known := g.islands.Load(); known != nil {
 		sub.islands.Store(known.among(ranks))
 	}
 	var quota *QuotaError
 	err := g.session.add(sub)
 	if errors.As(err, &quota) { // the other ranks come, and learn of it
-		_, err = sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: sub.world}, quota)
+		if err = g.session.addRefused(sub); err == nil {
+			_, err = sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: sub.world}, quota)
+			sub.end()
+			g.session.remove(sub)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("opening group %s: %w", name, err)
 	}
-	if _, err := sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: sub.world}, nil); err != nil {
+	if _, err := sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: sub.world}, unsettled); err != nil {
 		sub.end()
 		g.session.remove(sub)
 		// Where the service has not answered in time, the group may be open for the others, who must not wait for this rank.

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/symmem/symmem/group/durable"
+	"github.com/symmem/symmem/group/internal/pb"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -114,6 +115,12 @@ type eventReceiver interface {
 // outcomeReceiver takes the outcome of a collective call, exactly once.
 type outcomeReceiver interface {
 	receiveOutcome(group string, seq uint64, o *outcome)
+}
+
+// rankReceiver takes both for a rank elsewhere, which drops outcomes that it has.
+type rankReceiver interface {
+	eventReceiver
+	outcomeReceiver
 }
 
 // arrival is one rank's part of a collective call.
@@ -295,6 +302,20 @@ func (h *hub) isPresent(worldRank int) bool {
 	return h.ranks[worldRank].state == rankPresent
 }
 
+// ending reports whether all ranks have come, and some have left: no call of all of them is to be expected any more.
+func (h *hub) ending() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	left := false
+	for i := range h.ranks {
+		if h.ranks[i].state == rankAbsent {
+			return false
+		}
+		left = left || h.ranks[i].state == rankLeft
+	}
+	return left
+}
+
 // attachAs is attach with what is unique to this join of the rank. welcome is called when the rank is kept, and before it is told anything: a rank that was
 // welcomed is known to every later service.
 func (h *hub) attachAs(m Member, session string, events eventReceiver, welcome func()) (before rankState, ok bool) {
@@ -314,7 +335,7 @@ func (h *hub) attachAs(m Member, session string, events eventReceiver, welcome f
 }
 
 // redirect sends a present rank's news to another receiver, after its welcome. What the one before was told may be gone with its connection, so it is told again.
-func (h *hub) redirect(worldRank int, events eventReceiver, welcome func()) {
+func (h *hub) redirect(worldRank int, waits []*pb.Taken, events rankReceiver, welcome func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := &h.ranks[worldRank]
@@ -323,9 +344,8 @@ func (h *hub) redirect(worldRank int, events eventReceiver, welcome func()) {
 	}
 	r.events = events
 	h.keeper.tell(welcome)
-	for _, l := range h.losses() {
-		h.tellLoss(events, l)
-	}
+	calls, _ := waited(waits)
+	h.tellAgain(worldRank, calls, events)
 }
 
 // arrive is one rank's coming to collective call seq of a group.

@@ -118,7 +118,7 @@ type islandsWord struct {
 // it then reads. Two ranks are in one island only if that works in both directions, between them and all others of the island. A rank that cannot
 // be reached is no error: it is in another island.
 //
-// It is found once, on every rank or on none: what some ranks have heard and others have not is settled in the group's [Store]. A group that was made by [Group.Sub] knows the islands of its ranks if this group knew them on all of those ranks by then;
+// It is found once, on every rank or on none: what some ranks have heard and others have not is settled in the group's [Store]. A group that was made by [Group.Sub] knows the islands of its ranks if this group had found them by then, also where one of those ranks has not heard the answer;
 // otherwise the first call is collective and blocks until all ranks have come. Its errors are those of collective calls.
 func (g *Group) Islands(ctx context.Context) (*Islands, error) {
 	if err := g.made("Islands"); err != nil {
@@ -164,6 +164,22 @@ func (g *Group) findIslands(ctx context.Context) (*Islands, error) {
 	return found, err
 }
 
+// hearIslands asks which islands the others have found where this rank has looked for them and has not heard: a sub-group knows them on all of its ranks or on none.
+func (g *Group) hearIslands(ctx context.Context) error {
+	asked := g.asked.Load()
+	if asked == 0 || g.islands.Load() != nil || errs.IsNil(ctx) {
+		return nil
+	}
+	found, err := g.settleIslands(ctx, asked-1, nil)
+	if err != nil {
+		return fmt.Errorf("hearing which ranks of group %s share memory: %w", g.name, err)
+	}
+	if found != nil {
+		g.islands.CompareAndSwap(nil, found)
+	}
+	return nil
+}
+
 // settledIslands is what is kept of a call that has looked for islands. None were found if some rank had not heard the last answer, and asked before any that had.
 type settledIslands struct {
 	Of  []int  `json:",omitempty"`
@@ -173,7 +189,6 @@ type settledIslands struct {
 // settleIslands makes sure that a call of this number has found islands on all ranks or on none: the first rank that comes decides for all. found is nil where this rank has
 // not heard the answer. It returns what was decided, nil for none. Not collective. After an error nothing is known, and the next call asks again.
 func (g *Group) settleIslands(ctx context.Context, seq uint64, found *Islands) (*Islands, error) {
-	g.asked.Store(seq + 1)
 	var mine settledIslands
 	if found != nil {
 		mine = settledIslands{found.of, found.why}
@@ -183,13 +198,16 @@ func (g *Group) settleIslands(ctx context.Context, seq uint64, found *Islands) (
 	if err != nil {
 		return nil, err
 	}
-	current, _, err := g.Store().CompareAndSwap(ctx, fmt.Sprintf("symmem: islands of call %d", seq), nil, text)
-	if err != nil {
-		return nil, err
-	}
 	var settled settledIslands
-	if err := json.Unmarshal(current, &settled); err != nil {
-		return nil, fmt.Errorf("reading which islands were found: %w", err)
+	current, _, err := g.Store().CompareAndSwap(ctx, fmt.Sprintf("symmem: islands of call %d", seq), nil, text)
+	if err == nil {
+		if err = json.Unmarshal(current, &settled); err != nil {
+			err = fmt.Errorf("reading which islands were found: %w", err)
+		}
+	}
+	if err != nil {
+		g.asked.Store(seq + 1) // not before: a Sub at the same time would settle it for this rank, which has heard the answer
+		return nil, err
 	}
 	g.asked.Store(0)
 	switch {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -190,4 +191,39 @@ func TestIslandsThatAreNotSettled(t *testing.T) {
 	require.Equal(t, all, found)
 	require.Zero(t, groups[1].asked.Load())
 	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
+}
+
+// TestIslandsOfSubHeardBySome: a sub-group that is made when a rank has not heard which islands the others have found knows them on all of its ranks.
+func TestIslandsOfSubHeardBySome(t *testing.T) {
+	groups := newApart(t, 3)
+	ctx := testContext(t)
+	s := groups[2].session
+	hearing := s.transport
+	short, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.transport = deafToIslands{hearing, islandsRounds - 1, cancel}
+	onAll(groups, func(g *Group) error {
+		of := ctx
+		if g.Rank() == 2 {
+			of = short
+		}
+		_, err := g.Islands(of)
+		return err
+	})
+	s.transport = hearing
+	subs := make([]*Group, 2)
+	requireNone(t, onAll(groups[1:], func(g *Group) (err error) {
+		subs[g.Rank()-1], err = g.Sub(ctx, []int{1, 2})
+		return err
+	}))
+	bounded, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	requireNone(t, onAll(subs, func(g *Group) error {
+		islands, err := g.Islands(bounded)
+		if err == nil && islands.Count() != 1 {
+			err = fmt.Errorf("islands %v", islands)
+		}
+		return err
+	}))
+	requireNone(t, onAll(subs, func(g *Group) error { return g.Barrier(bounded, "in step") }))
 }

@@ -455,7 +455,7 @@ func (h *hub) keepGone(rank int, state rankState) {
 }
 
 // back is a rank that was admitted by an earlier service coming to this one. What is kept for it and that it does not wait for, it has.
-func (h *hub) back(worldRank int, session string, waits []*pb.Taken, events eventReceiver, welcome func()) bool {
+func (h *hub) back(worldRank int, session string, waits []*pb.Taken, events rankReceiver, welcome func()) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := &h.ranks[worldRank]
@@ -464,14 +464,7 @@ func (h *hub) back(worldRank int, session string, waits []*pb.Taken, events even
 	}
 	r.events = events
 	h.keeper.tell(welcome)
-	calls, requests := map[roundKey]bool{}, map[uint64]bool{}
-	for _, w := range waits {
-		if w.GetRequest() != 0 {
-			requests[w.GetRequest()] = true
-		} else {
-			calls[roundKey{w.GetGroup(), w.GetSequence()}] = true
-		}
-	}
+	calls, requests := waited(waits)
 	for _, g := range h.groupsOf(worldRank) {
 		for _, seq := range g.keptCalls() {
 			if g.kept[seq].outcome.failure == nil && !calls[roundKey{g.name, seq}] {
@@ -484,10 +477,36 @@ func (h *hub) back(worldRank int, session string, waits []*pb.Taken, events even
 			h.dropReply(worldRank, id)
 		}
 	}
-	for _, l := range h.losses() { // it may not have heard of them
-		h.tellLoss(events, l)
-	}
+	h.tellAgain(worldRank, calls, events)
 	return true
+}
+
+// tellAgain tells a rank that has come over another connection what it may not have heard. The outcomes that it waits for come before the losses: a rank that hears first that
+// a member was lost gives up a call that has ended well for the others.
+func (h *hub) tellAgain(worldRank int, calls map[roundKey]bool, to rankReceiver) {
+	for _, g := range h.groupsOf(worldRank) {
+		for _, seq := range g.keptCalls() {
+			if calls[roundKey{g.name, seq}] {
+				h.answer(&arrival{to: to}, g.name, seq, g.kept[seq].outcome)
+			}
+		}
+	}
+	for _, l := range h.losses() {
+		h.tellLoss(to, l)
+	}
+}
+
+// waited returns the calls and the requests that a rank says that it waits for.
+func waited(waits []*pb.Taken) (calls map[roundKey]bool, requests map[uint64]bool) {
+	calls, requests = map[roundKey]bool{}, map[uint64]bool{}
+	for _, w := range waits {
+		if w.GetRequest() != 0 {
+			requests[w.GetRequest()] = true
+		} else {
+			calls[roundKey{w.GetGroup(), w.GetSequence()}] = true
+		}
+	}
+	return calls, requests
 }
 
 // losses returns the losses of the job, the first first.

@@ -1,6 +1,7 @@
 package group
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -8,6 +9,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/group/durable"
+	"github.com/symmem/symmem/group/internal/pb"
 )
 
 // TestReturnFromDeadHost: ranks that have connected to a host that does not answer, and does not say that it is gone either, are with the next service in time.
@@ -137,7 +141,7 @@ func TestRankComesBackAtTheLastMoment(t *testing.T) {
 		h.ranks[rank] = hubRank{state: rankPresent, session: "join", member: Member{WorldRank: rank}}
 		h.present++
 	}
-	news := &newsReader{losses: map[int]int{}}
+	news := new(newsOrder)
 	require.True(t, h.back(0, "join", nil, news, func() {}))
 	missing := h.awaited()
 	require.Equal(t, []int{1, 2}, missing)
@@ -146,7 +150,58 @@ func TestRankComesBackAtTheLastMoment(t *testing.T) {
 		h.loseAwaited(rank, "it has not come back")
 	}
 	require.Equal(t, []int{0, 1}, h.attached())
-	require.Equal(t, map[int]int{2: 2}, news.losses)
+	require.Equal(t, []string{"loss of 2", "loss of 2"}, news.told, "both ranks")
+}
+
+// newsOrder notes what a rank is told, in order.
+type newsOrder struct{ told []string }
+
+func (n *newsOrder) receiveLoss(l *loss) {
+	n.told = append(n.told, fmt.Sprint("loss of ", l.worldRank))
+}
+
+func (n *newsOrder) receiveOutcome(group string, seq uint64, o *outcome) {
+	n.told = append(n.told, fmt.Sprintf("call %d of %s: %d blobs", seq, group, len(o.blobs)))
+}
+
+// TestOutcomeBeforeLaterLoss: a call that has ended well ends so on a rank that the service before did not tell of it, though a member was lost since: the others have its
+// outcome, and a rank that hears of the loss first gives the call up.
+func TestOutcomeBeforeLaterLoss(t *testing.T) {
+	ctx := testContext(t)
+	name := uniqueJob()
+	hub := func() *hub {
+		store, err := durable.Open(ctx, "memory://here/"+name, durable.Options{Name: name})
+		require.NoError(t, err)
+		kept, err := store.Load(ctx)
+		require.NoError(t, err)
+		h := newHub(3, &defaultLimits)
+		h.keeper = newKeeper(store, time.Second, newSession(0, 0, nil, &defaultLimits).logger)
+		require.NoError(t, h.restore(kept))
+		return h
+	}
+	h := hub()
+	for rank := range h.ranks {
+		_, ok := h.attachAs(Member{WorldRank: rank}, "join", new(newsOrder), func() {})
+		require.True(t, ok)
+	}
+	for rank := range h.ranks {
+		h.arrive(rank, worldName, 7, &arrival{kind: kindAllGather, op: "all", data: []byte{byte(rank)}, to: make(outcomeChan, 1)})
+	}
+	h.taken(1, worldName, 7, 0)
+	h.lose(2, "the test says so")
+	require.NoError(t, h.keeper.flush(ctx))
+	require.NoError(t, h.keeper.end(ctx, false))
+
+	h = hub()
+	news := new(newsOrder)
+	require.True(t, h.back(0, "join", []*pb.Taken{{Group: worldName, Sequence: 7}}, news, func() {}))
+	require.NoError(t, h.keeper.flush(ctx))
+	require.Equal(t, []string{"call 7 of world: 3 blobs", "loss of 2"}, news.told)
+	again := make(outcomeChan, 1) // it brings the call again all the same
+	h.arrive(0, worldName, 7, &arrival{kind: kindAllGather, op: "all", data: []byte{0}, to: again})
+	require.NoError(t, h.keeper.flush(ctx))
+	require.Len(t, (<-again).blobs, 3)
+	require.NoError(t, h.keeper.end(ctx, true))
 }
 
 // TestReturnTakesItsTime: ranks that are missing have the time that they are given again whenever another one has come back, and time in which the service did not get to

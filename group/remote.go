@@ -749,8 +749,9 @@ func goodbyeMessage() *pb.ClientMessage {
 func (r *remote) leaveGroup(group string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for key := range r.rounds {
-		if key.group == group {
+	for key, round := range r.rounds {
+		// A service that comes after this one has to hear of a call that was given up: in a group that it does not know, who comes later would wait for this rank.
+		if key.group == group && round.abandon == nil {
 			delete(r.rounds, key)
 		}
 	}

@@ -63,7 +63,7 @@ type serviceConn struct {
 	outbox  *outbox
 	phase   atomic.Int32
 	parted  atomic.Bool   // the rank has said goodbye, or is lost
-	early   bool          // it was refused as one that has left, and may be one of the next job
+	early   bool          // it was refused in this job, and may be one of the next
 	gone    chan struct{} // closed when the rank is no longer attached over this connection
 	once    sync.Once
 
@@ -212,7 +212,10 @@ func (s *service) beat(stream grpc.BidiStreamingServer[pb.Heartbeat, pb.Heartbea
 	}
 }
 
-// ends waits a moment for the end of a job that rank 0 serves, and reports whether rank 0 has left. A rank that has left may be ahead of the others, which all
+// mayEnd reports whether a rank that is none of this job may be one of the next, which begins where this one ends: its ranks have begun to leave.
+func (s *service) mayEnd(h *pb.Hello) bool { return s.again && !h.GetAgain() && s.hub.ending() }
+
+// ends waits a moment for the end of a job that can be opened again, and reports whether rank 0 has left. A rank that has left may be ahead of the others, which all
 // leave to open the job again: it has to come again until rank 0 does that too.
 func (s *service) ends(ctx context.Context) bool {
 	moment := time.NewTimer(s.limits.doubt)
@@ -238,11 +241,13 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 	case string(h.GetJob()) != o.Job:
 		return refused(RefusedJob, "this is job %s, not %s; is the address right?", quoteJob(o.Job), quoteJob(string(h.GetJob())))
 	case h.GetRestart() != int64(o.Restart):
+		c.early = h.GetRestart() > int64(o.Restart) && s.mayEnd(h)
 		return refused(RefusedRestart, "this is attempt %d of the job, not %d", o.Restart, h.GetRestart())
 	case h.GetWorldSize() != int64(o.WorldSize):
 		if present, absent := s.hub.standing(); s.many && (len(present)+len(absent) == 0 || len(absent) == o.WorldSize) {
 			return refusedEnding // the job is over, or has not begun and may not: it can be opened with any number of ranks
 		}
+		c.early = s.mayEnd(h)
 		return refused(RefusedWorldSize, "this world has %d ranks, not %d", o.WorldSize, h.GetWorldSize())
 	case m.WorldRank < 0 || m.WorldRank >= o.WorldSize:
 		return refused(RefusedRank, "rank %d is outside of a world of %d", m.WorldRank, o.WorldSize)
@@ -268,7 +273,7 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 		}}})
 	}
 	if before, ok := s.hub.attachAs(m, c.session, c, welcome); !ok && (s.hub.keeper == nil || !s.hub.back(m.WorldRank, c.session, h.GetWaits(), c, welcome)) {
-		if before != rankPresent || !s.replace(m.WorldRank, c, welcome) {
+		if before != rankPresent || !s.replace(m.WorldRank, c, h.GetWaits(), welcome) {
 			c.socket.unclaim()
 			if before == rankPresent {
 				text := "rank %d is present already; every rank needs its own number"
@@ -292,12 +297,12 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 
 // replace moves an attached rank to another connection, if that belongs to the same join and nothing was said over the old connection. The caller
 // holds the lock.
-func (s *service) replace(rank int, c *serviceConn, welcome func()) bool {
+func (s *service) replace(rank int, c *serviceConn, waits []*pb.Taken, welcome func()) bool {
 	old := s.attached[rank]
 	if old == nil || c.session == "" || old.session != c.session || !old.phase.CompareAndSwap(phaseFresh, phaseReplaced) {
 		return false
 	}
-	s.hub.redirect(rank, c, welcome)
+	s.hub.redirect(rank, waits, c, welcome)
 	s.logger.Debug("a rank goes on joining over another connection", "attached", rank)
 	old.once.Do(func() { close(old.gone) })
 	return true

@@ -93,6 +93,20 @@ func (s *session) add(g *Group) error {
 	return nil
 }
 
+// addRefused registers g, which is one too many, for as long as the other ranks are told so: this rank still hears of losses, and of its own end.
+func (s *session) addRefused(g *Group) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return ErrClosed
+	case s.broken != nil:
+		return s.broken
+	}
+	s.groups[g.name] = g
+	return nil
+}
+
 // begin counts a collective call with its bytes. It returns the number of calls under way, this one included, and the bytes that were counted, or -1
 // if they are too many and were not counted.
 func (s *session) begin(size int) (calls int, counted int64) {
