@@ -154,7 +154,7 @@ func (n *norm) once(ctx context.Context, failure error) (*Plan, error) {
 		n.spec(&s)
 	}
 	p, err := collective.New(ctx, n.in.Memory(), s)
-	if e, ok := errors.AsType[*errs.ArgumentError](err); ok && n.inClusters && (e.Arg == "MinBlocks" || e.Arg == "Threads") { // on every rank: they have counted alike
+	if e, ok := errors.AsType[*errs.ArgumentError](err); ok && n.inClusters && (e.Arg == "CUDA.MinBlocks" || e.Arg == "CUDA.Threads") { // on every rank: they have counted alike
 		n.in.Memory().Logger().Info("there is no room for a cluster of blocks for each row; a block has it", "error", err)
 		n.noRoom = true
 		return n.once(ctx, failure)
