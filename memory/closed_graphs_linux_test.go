@@ -19,7 +19,10 @@ import (
 
 // TestGraphsOfClosedMemory: signals, waits and barriers that a graph has kept until their memory was closed are ErrClosed in the graph's
 // stream, though the group lives on; so are those of a plan, before it is closed and after.
-func TestGraphsOfClosedMemory(t *testing.T) {
+func TestGraphsOfClosedMemory(t *testing.T) { keptByGraphs(t, time.Minute, graphsOfClosedMemory) }
+
+// keptByGraphs runs a test of what graphs have kept on two ranks, near and far. It closes the memory; the device lives on until its end.
+func keptByGraphs(t *testing.T, timeout time.Duration, run func(ctx context.Context, m *memory.Memory, d device.Device) error) {
 	for _, far := range []bool{false, true} {
 		t.Run(fmt.Sprintf("far=%t", far), func(t *testing.T) {
 			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
@@ -35,8 +38,7 @@ func TestGraphsOfClosedMemory(t *testing.T) {
 				if far {
 					b = backendtest.Far(near, g, nil)
 				}
-				m := memory.New(b, g, &memory.Options{Channels: 1, KernelTimeout: time.Minute})
-				if err = graphsOfClosedMemory(ctx, m, d); err != nil {
+				if err = run(ctx, memory.New(b, g, &memory.Options{Channels: 1, KernelTimeout: timeout}), d); err != nil {
 					g.Abort("the test has failed") // the other rank may be waiting
 				}
 				return errors.Join(err, d.Close())

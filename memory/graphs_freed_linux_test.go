@@ -9,42 +9,14 @@ import (
 	"time"
 
 	"github.com/symmem/symmem/backend"
-	"github.com/symmem/symmem/backend/backendtest"
-	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
-	devhost "github.com/symmem/symmem/device/host"
-	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
 )
 
 // TestGraphsOfFreedMemory: puts, gets and transfers that a graph has kept until their memory was freed are ErrClosed in the graph's stream, also when other memory lies
 // there, and a put with a signal does not signal.
-func TestGraphsOfFreedMemory(t *testing.T) {
-	for _, far := range []bool{false, true} {
-		t.Run(fmt.Sprintf("far=%t", far), func(t *testing.T) {
-			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-				d, err := devhost.New(&devhost.Options{Err: g.Err})
-				if err != nil {
-					return err
-				}
-				near, err := host.New(g, &host.Options{Device: d})
-				if err != nil {
-					return err
-				}
-				var b backend.Backend = near
-				if far {
-					b = backendtest.Far(near, g, nil)
-				}
-				m := memory.New(b, g, &memory.Options{Channels: 1, KernelTimeout: time.Second})
-				if err = graphsOfFreedMemory(ctx, m, d); err != nil {
-					g.Abort("the test has failed") // the other rank may be waiting
-				}
-				return errors.Join(err, m.Close(ctx), d.Close())
-			}))
-		})
-	}
-}
+func TestGraphsOfFreedMemory(t *testing.T) { keptByGraphs(t, time.Second, graphsOfFreedMemory) }
 
 func graphsOfFreedMemory(ctx context.Context, m *memory.Memory, d device.Device) error {
 	const n = 1 << 20
@@ -120,5 +92,5 @@ func graphsOfFreedMemory(ctx context.Context, m *memory.Memory, d device.Device)
 	for _, a := range others {
 		err = errors.Join(err, m.Free(ctx, a))
 	}
-	return errors.Join(err, s.Close())
+	return errors.Join(err, s.Close(), m.Close(ctx))
 }
