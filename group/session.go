@@ -79,11 +79,10 @@ func newSession(worldRank int, timeout time.Duration, logger *slog.Logger, l *li
 func (s *session) add(g *Group) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.over(); err != nil {
+		return err
+	}
 	switch {
-	case s.closed:
-		return ErrClosed
-	case s.broken != nil:
-		return s.broken
 	case len(s.groups) >= s.limits.groups:
 		return &QuotaError{Op: "Sub", What: quotaGroups, Limit: int64(s.limits.groups)}
 	case s.groups[g.name] != nil:
@@ -97,13 +96,21 @@ func (s *session) add(g *Group) error {
 func (s *session) addRefused(g *Group) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.over(); err != nil {
+		return err
+	}
+	s.groups[g.name] = g
+	return nil
+}
+
+// over says why there is no news any more; nil as long as there is. The session is locked.
+func (s *session) over() error {
 	switch {
 	case s.closed:
 		return ErrClosed
 	case s.broken != nil:
 		return s.broken
 	}
-	s.groups[g.name] = g
 	return nil
 }
 
