@@ -47,6 +47,31 @@ func keptByGraphs(t *testing.T, timeout time.Duration, run func(ctx context.Cont
 	}
 }
 
+// keptGraph is a graph of one thing that is enqueued.
+type keptGraph struct {
+	what    string
+	enqueue func() error
+	graph   device.Graph
+}
+
+// keep records the graphs, and launches each once.
+func keep(ctx context.Context, s device.Stream, kept []keptGraph) error {
+	for i := range kept {
+		k := &kept[i]
+		err := errors.Join(s.BeginCapture(), k.enqueue())
+		if err != nil {
+			return err
+		}
+		if k.graph, err = s.EndCapture(); err != nil {
+			return err
+		}
+		if err := errors.Join(k.graph.Launch(s), s.Synchronize(ctx)); err != nil {
+			return fmt.Errorf("a graph with a %s: %w", k.what, err)
+		}
+	}
+	return nil
+}
+
 func graphsOfClosedMemory(ctx context.Context, m *memory.Memory, d device.Device) error {
 	if err := backendtest.WithWindow(ctx, m, 100, nil); err != nil { // the first makes the signal pads
 		return err
@@ -64,28 +89,15 @@ func graphsOfClosedMemory(ctx context.Context, m *memory.Memory, d device.Device
 		return err
 	}
 	peer := 1 - m.Group().Rank()
-	kept := []struct {
-		what    string
-		enqueue func() error
-		graph   device.Graph
-	}{
+	kept := []keptGraph{
 		{what: "signal", enqueue: func() error { return m.Signal(s, peer, 0) }},
 		{what: "wait", enqueue: func() error { return m.Wait(s, peer, 0) }},
 		{what: "barrier", enqueue: func() error { return m.Barrier(s, 0) }},
 		{what: "plan's signal", enqueue: func() error { return signals.SignalAll(s, 0) }},
 		{what: "plan's wait", enqueue: func() error { return signals.WaitAll(s, 0) }},
 	}
-	for i := range kept {
-		k := &kept[i]
-		if err := errors.Join(s.BeginCapture(), k.enqueue()); err != nil {
-			return err
-		}
-		if k.graph, err = s.EndCapture(); err != nil {
-			return err
-		}
-		if err := errors.Join(k.graph.Launch(s), s.Synchronize(ctx)); err != nil {
-			return fmt.Errorf("a graph with a %s: %w", k.what, err)
-		}
+	if err := keep(ctx, s, kept); err != nil {
+		return err
 	}
 	if err := m.Close(ctx); err != nil {
 		return err

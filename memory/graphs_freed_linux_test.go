@@ -41,27 +41,14 @@ func graphsOfFreedMemory(ctx context.Context, m *memory.Memory, d device.Device)
 	if err != nil {
 		return err
 	}
-	kept := []struct {
-		what    string
-		enqueue func() error
-		graph   device.Graph
-	}{
+	kept := []keptGraph{
 		{what: "put", enqueue: func() error { return m.Copy(s, backend.Write, peer, w, 64, a.Ptr(), 64) }},
 		{what: "get", enqueue: func() error { return m.Copy(s, backend.Read, peer, w, 0, a.Ptr().Add(64), 64) }},
 		{what: "transfer", enqueue: func() error { return x.Post(s) }},
 		{what: "put with a signal", enqueue: func() error { return m.PutSignal(s, peer, w, 64, a.Ptr(), 64, 0) }},
 	}
-	for i := range kept {
-		k := &kept[i]
-		if err := errors.Join(s.BeginCapture(), k.enqueue()); err != nil {
-			return err
-		}
-		if k.graph, err = s.EndCapture(); err != nil {
-			return err
-		}
-		if err := errors.Join(k.graph.Launch(s), s.Synchronize(ctx)); err != nil {
-			return fmt.Errorf("a graph with a %s: %w", k.what, err)
-		}
+	if err := keep(ctx, s, kept); err != nil {
+		return err
 	}
 	if err := m.Free(ctx, a); err != nil {
 		return err
