@@ -244,14 +244,17 @@ func TestWhichStopItWas(t *testing.T) {
 func TestWrongKernelOfProgram(t *testing.T) {
 	m := newMachine(2, map[string]fake{"still": still})
 	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
-		for says, change := range map[string]func(k *collective.Kernel){
-			"Program.Kernels[1].Blocks is 0":     func(k *collective.Kernel) { k.Blocks = 0 },
-			"Program.Kernels[1].MinBlocks is 40": func(k *collective.Kernel) { k.Blocks, k.MinBlocks = 100, 40 },
+		for _, c := range []struct { // a slice: New is collective, and a map would have an order of its own on each rank
+			says   string
+			change func(k *collective.Kernel)
+		}{
+			{"Program.Kernels[1].Blocks is 0", func(k *collective.Kernel) { k.Blocks = 0 }},
+			{"Program.Kernels[1].MinBlocks is 40", func(k *collective.Kernel) { k.Blocks, k.MinBlocks = 100, 40 }},
 		} {
 			right := collective.Kernel{Image: []byte(image), Function: "still", Blocks: 1, Threads: 32}
 			wrong := right
-			change(&wrong)
-			if err := r.refused(ctx, waiting("wrong", nil, &right, &wrong), errs.ErrInvalid, says); err != nil {
+			c.change(&wrong)
+			if err := r.refused(ctx, waiting("wrong", nil, &right, &wrong), errs.ErrInvalid, c.says); err != nil {
 				return err
 			}
 		}
