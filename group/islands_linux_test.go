@@ -111,7 +111,8 @@ func TestIslandsInVain(t *testing.T) {
 	}
 	islands := islandsOn(t, groups)
 	assert.Equal(t, "0; 1", islands.String())
-	assert.Contains(t, islands.Why(), "rank 1 cannot pass memory to rank 0: ")
+	// Rank 0 may find the connection closed while it sends; then rank 1 has nothing to wait for.
+	assert.Regexp(t, "rank 1 cannot pass memory to rank 0: |rank 0 cannot pass memory to rank 1: ", islands.Why())
 }
 
 // TestDeafIslandsSay: a rank that cannot receive files says so, too, where nobody has managed to send it one, for it hung up.
