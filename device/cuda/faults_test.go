@@ -138,6 +138,21 @@ func TestEveryCallMayFail(t *testing.T) {
 	}
 }
 
+// TestContextLost: whatever ends a context is told from what does not.
+func TestContextLost(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, nil)
+	s, p := newStream(t, d), alloc(t, d, 8)
+	for r, advice := range map[cu.Result]string{cu.IllegalAddress: "compute-sanitizer", cu.TensorMemoryLeak: "compute-sanitizer", cu.ExternalDevice: "compute-sanitizer", cu.MPSClientTerminated: "MPS server", cu.NotSupported: ""} {
+		f.failing("cuMemsetD8Async", r)
+		err := s.Fill(p, 1, 8)
+		require.Error(t, err, r)
+		assert.Equal(t, advice != "", errors.Is(err, cuda.ErrContextLost), "%v", err)
+		assert.ErrorContains(t, err, advice)
+	}
+	f.failing("cuMemsetD8Async", cu.Success)
+}
+
 // A call that fails names itself, with the driver's code, name and text, and keeps the sort of failure.
 func TestErrorsNameTheCall(t *testing.T) {
 	f := newFake(1)

@@ -44,7 +44,7 @@ func TestHeader(t *testing.T) {
 }
 
 // newer are constants that the oldest header does not have yet.
-var newer = map[string]bool{"CUDA_ERROR_CONTAINED": true}
+var newer = map[string]bool{"CUDA_ERROR_CONTAINED": true, "CUDA_ERROR_TENSOR_MEMORY_LEAK": true}
 
 func isOldest(version string) bool { return strings.HasPrefix(version, "12.4.") }
 

@@ -49,11 +49,13 @@ const (
 	InvalidAddressSpace      Result = 717 // CUDA_ERROR_INVALID_ADDRESS_SPACE
 	InvalidPC                Result = 718 // CUDA_ERROR_INVALID_PC
 	LaunchFailed             Result = 719 // CUDA_ERROR_LAUNCH_FAILED
+	TensorMemoryLeak         Result = 721 // CUDA_ERROR_TENSOR_MEMORY_LEAK
 	NotPermitted             Result = 800 // CUDA_ERROR_NOT_PERMITTED
 	NotSupported             Result = 801 // CUDA_ERROR_NOT_SUPPORTED
 	SystemNotReady           Result = 802 // CUDA_ERROR_SYSTEM_NOT_READY
 	SystemDriverMismatch     Result = 803 // CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
 	CompatNotSupported       Result = 804 // CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
+	MPSClientTerminated      Result = 810 // CUDA_ERROR_MPS_CLIENT_TERMINATED
 	CaptureUnjoined          Result = 904 // CUDA_ERROR_STREAM_CAPTURE_UNJOINED
 	ExternalDevice           Result = 911 // CUDA_ERROR_EXTERNAL_DEVICE
 	Unknown                  Result = 999 // CUDA_ERROR_UNKNOWN
@@ -70,7 +72,8 @@ var ErrContextLost = errs.ErrContextLost
 func (r Result) Sticky() bool {
 	switch r {
 	case ECCUncorrectable, NVLinkUncorrectable, Contained, IllegalAddress, LaunchTimeout, ContextIsDestroyed, Assert,
-		HardwareStackError, IllegalInstruction, MisalignedAddress, InvalidAddressSpace, InvalidPC, LaunchFailed, ExternalDevice:
+		HardwareStackError, IllegalInstruction, MisalignedAddress, InvalidAddressSpace, InvalidPC, LaunchFailed, TensorMemoryLeak,
+		MPSClientTerminated, ExternalDevice:
 		return true
 	}
 	return false
@@ -78,6 +81,9 @@ func (r Result) Sticky() bool {
 
 // condition returns what to do next, which may be empty, and the condition that callers may look for, which may be nil.
 func (r Result) condition() (hint string, is error) {
+	if r == MPSClientTerminated {
+		return "the MPS server has ended what this process had on the GPU, maybe since another client of it failed; end the process, and see the server's log", ErrContextLost
+	}
 	if r.Sticky() {
 		return "device work has failed and ended the context, so that every later call fails; end the process, " +
 			"and run it under compute-sanitizer to find the work", ErrContextLost
