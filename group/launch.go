@@ -162,6 +162,9 @@ func (e *launchEnv) choose(forced string, given Launch) (chosen launchReading, w
 		}
 	} else {
 		why = "it was asked for"
+		if strings.EqualFold(forced, e.get("SYMMEM_LAUNCHER")) {
+			why = "SYMMEM_LAUNCHER asks for it"
+		}
 	}
 	if forced != "" {
 		return e.force(forced, why)

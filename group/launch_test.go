@@ -289,7 +289,7 @@ func TestLaunchers(t *testing.T) {
 		}
 		return m
 	}
-	reports := Launchers(launchFile(t, "torchrun-in-srun", "SYMMEM_JOB=mine", "SYMMEM_TOKEN=hunter2"))
+	reports := Launchers(launchFile(t, "torchrun-in-srun", "SYMMEM_JOB=mine", "SYMMEM_TOKEN=hunter2"), nil)
 	var names []string
 	for _, r := range reports {
 		names = append(names, r.Launcher)
@@ -307,29 +307,41 @@ func TestLaunchers(t *testing.T) {
 	assert.False(t, found["none"].Chosen)
 	assert.Empty(t, found["openmpi"].Found)
 
-	found = byName(Launchers(launchFile(t, "torchrun-in-srun", "SYMMEM_LAUNCHER=slurm")))
+	found = byName(Launchers(launchFile(t, "torchrun-in-srun", "SYMMEM_LAUNCHER=slurm"), nil))
 	assert.True(t, found["slurm"].Chosen)
 	assert.Contains(t, found["slurm"].Why, "SYMMEM_LAUNCHER")
 	assert.False(t, found["torchrun"].Chosen)
 	assert.Contains(t, found["torchrun"].Why, "SYMMEM_LAUNCHER asks for slurm")
 
-	found = byName(Launchers(launchFile(t, "srun-pmi2")))
+	// What a file or a flag asks for is an option here.
+	found = byName(Launchers(launchFile(t, "torchrun-in-srun"), &LaunchOptions{Launcher: "Slurm"}))
+	assert.True(t, found["slurm"].Chosen)
+	assert.Contains(t, found["slurm"].Why, "it was asked for")
+	assert.Contains(t, found["torchrun"].Why, "but slurm was asked for")
+	assert.False(t, found["explicit"].Chosen)
+	place := NoLaunch()
+	place.Rank, place.WorldSize = 1, 2
+	found = byName(Launchers(launchFile(t, "desktop"), &LaunchOptions{Explicit: &place}))
+	assert.True(t, found["explicit"].Chosen)
+	assert.True(t, found["explicit"].Started)
+
+	found = byName(Launchers(launchFile(t, "srun-pmi2"), nil))
 	assert.True(t, found["slurm"].Chosen)
 	assert.False(t, found["hydra"].Started)
 	assert.Contains(t, found["hydra"].Why, "srun has set them")
 
-	found = byName(Launchers(launchFile(t, "desktop")))
+	found = byName(Launchers(launchFile(t, "desktop"), nil))
 	assert.True(t, found["none"].Chosen)
-	found = byName(Launchers(launchFile(t, "sbatch-shell")))
+	found = byName(Launchers(launchFile(t, "sbatch-shell"), nil))
 	assert.False(t, found["none"].Chosen)
 	assert.Contains(t, found["slurm"].Why, "srun ./program")
-	found = byName(Launchers(launchFile(t, "two-mpis")))
+	found = byName(Launchers(launchFile(t, "two-mpis"), nil))
 	assert.False(t, found["openmpi"].Chosen)
 	assert.Contains(t, found["none"].Why, "hydra (rank 1 of 4)")
-	found = byName(Launchers(launchVarsOf("SYMMEM_RANK=x", "SYMMEM_LAUNCHER=lsf")))
+	found = byName(Launchers(launchVarsOf("SYMMEM_RANK=x", "SYMMEM_LAUNCHER=lsf"), nil))
 	assert.Contains(t, found["explicit"].Why, "SYMMEM_RANK")
 	assert.Contains(t, found["none"].Why, "lsf")
-	found = byName(Launchers(launchVarsOf("SYMMEM_RANK=0", "SYMMEM_WORLD_SIZE=1")))
+	found = byName(Launchers(launchVarsOf("SYMMEM_RANK=0", "SYMMEM_WORLD_SIZE=1"), nil))
 	assert.True(t, found["explicit"].Started)
 }
 
@@ -341,7 +353,7 @@ func TestDetectLaunchReadsTheProcessEnvironment(t *testing.T) {
 	got, err := DetectLaunch(nil, nil)
 	require.NoError(t, err)
 	assert.Equal(t, "from the process", got.Job)
-	assert.Contains(t, Launchers(nil)[0].Found, "SYMMEM_JOB=from the process")
+	assert.Contains(t, Launchers(nil, nil)[0].Found, "SYMMEM_JOB=from the process")
 }
 
 func TestParseNodeList(t *testing.T) {
@@ -425,7 +437,7 @@ func FuzzDetectLaunch(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, env string) {
 		getenv := launchVarsOf(strings.Split(env, "\n")...)
-		require.Len(t, Launchers(getenv), len(launchers)+2)
+		require.Len(t, Launchers(getenv, nil), len(launchers)+2)
 		l, err := DetectLaunch(getenv, nil)
 		if err != nil {
 			assert.ErrorIs(t, err, ErrInvalid)

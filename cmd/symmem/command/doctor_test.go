@@ -209,6 +209,25 @@ func TestDoctorProbesWithTheSameSettings(t *testing.T) {
 	}
 }
 
+// TestDoctorLaunchersWithTheSettings: a launcher that a file or a flag asks for is the one that is chosen, as it is when ranks are started.
+func TestDoctorLaunchersWithTheSettings(t *testing.T) {
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.WriteFile("symmem.yaml", []byte("launcher: none\n"), 0o600))
+	env := environ("OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=1")
+	for _, tt := range []struct {
+		args   []string
+		chosen string
+	}{{nil, "none"}, {[]string{"--launcher", "OpenMPI"}, "openmpi"}} {
+		var chosen []string
+		for _, l := range diagnosed(t, exit.OK, env, tt.args...).Launchers {
+			if l.Chosen {
+				chosen = append(chosen, l.Name)
+			}
+		}
+		assert.Equal(t, []string{tt.chosen}, chosen, tt.args)
+	}
+}
+
 // TestDoctorKnowsBackendsOptions: a backend's own option is a flag, is shown with its source, reaches the probe, and is judged.
 func TestDoctorKnowsBackendsOptions(t *testing.T) {
 	d := diagnosed(t, exit.Failure, environ(brokenVar+"=1"), "--backend", "picky", "--device", "4")

@@ -88,7 +88,11 @@ func Diagnose(ctx context.Context, p *process.Process, flags *pflag.FlagSet) Dia
 		})
 	}
 	probes.Wait()
-	for _, r := range group.Launchers(p.Getenv) {
+	var launch *group.LaunchOptions // without a configuration, what variables say
+	if cfgErr == nil {
+		launch = fleet.LaunchOptions(cfg)
+	}
+	for _, r := range group.Launchers(p.Getenv, launch) {
 		d.Launchers = append(d.Launchers, Launcher{
 			Name: r.Launcher, Variables: append([]string{}, r.Found...), Started: r.Started, Chosen: r.Chosen, Why: r.Why,
 		})

@@ -65,7 +65,7 @@ func UnknownBackend(cfg config.Config) string {
 
 // Launchers returns the values of the setting launcher.
 func Launchers() (names []string) {
-	for _, l := range group.Launchers(func(string) string { return "" })[1:] { // the first is what is given explicitly, which is no launcher
+	for _, l := range group.Launchers(func(string) string { return "" }, nil)[1:] { // the first is what is given explicitly, which is no launcher
 		names = append(names, l.Launcher)
 	}
 	return names

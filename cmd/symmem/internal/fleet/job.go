@@ -69,13 +69,18 @@ func FindJob(command string, flags *pflag.FlagSet, p *process.Process, cfg confi
 
 // detect finds this process's place in its job.
 func detect(p *process.Process, cfg config.Config) (group.Launch, error) {
-	return group.DetectLaunch(p.Getenv, &group.LaunchOptions{
+	return group.DetectLaunch(p.Getenv, LaunchOptions(cfg))
+}
+
+// LaunchOptions are those with which the settings have this process's place looked for.
+func LaunchOptions(cfg config.Config) *group.LaunchOptions {
+	return &group.LaunchOptions{
 		Launcher: cfg.Launcher,
 		Explicit: &group.Launch{
 			Rank: cfg.Rank, WorldSize: cfg.WorldSize, LocalRank: cfg.LocalRank, LocalWorldSize: cfg.LocalWorldSize, NodeRank: -1,
 			Addr: cfg.RendezvousAddr, Job: cfg.Job, Restart: cfg.Restart,
 		},
-	})
+	}
 }
 
 // AloneHere returns an error, an *exit.Error with status 2 and ErrInvalid, if a launcher has started this process as one of several on this host: a command
@@ -91,7 +96,7 @@ func AloneHere(command string, p *process.Process, cfg config.Config) error {
 
 // started reports whether a launcher says that it has started this process, however much it has told.
 func started(p *process.Process) bool {
-	for _, r := range group.Launchers(p.Getenv) {
+	for _, r := range group.Launchers(p.Getenv, nil) {
 		if r.Launcher != "none" && r.Started {
 			return true
 		}
