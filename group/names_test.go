@@ -3,8 +3,10 @@ package group
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -143,4 +145,26 @@ func TestNameThatIsNotKnownYet(t *testing.T) {
 		require.NoError(t, ctx.Err())
 		assert.ErrorContains(t, err, "no-such-port")
 	})
+}
+
+// TestNameOfLoopback: a host's own name may be a loopback address there, as Debian makes it. Other hosts do not reach rank 0 then, and it says so when ranks are missing.
+func TestNameOfLoopback(t *testing.T) {
+	names := newNameService(t)
+	names.known.Store(true)
+	const says = "ranks on other hosts do not reach rank 0"
+	var joins sync.WaitGroup
+	for host, told := range map[string]bool{"node1.test.": true, "127.0.0.1": false, "localhost": false} {
+		joins.Go(func() {
+			_, err := Join(testContext(t), &Options{WorldSize: 2, Addr: net.JoinHostPort(host, "0"), Token: "sixteen bytes...", Timeout: 50 * time.Millisecond})
+			_, missing := errors.AsType[*MissingRanksError](err)
+			assert.True(t, missing, "%s: %v", host, err)
+			if told {
+				assert.ErrorContains(t, err, says)
+				assert.ErrorContains(t, err, `"node1.test." is 127.0.0.1 here`)
+			} else {
+				assert.NotContains(t, fmt.Sprint(err), says, host)
+			}
+		})
+	}
+	joins.Wait()
 }
