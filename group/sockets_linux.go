@@ -598,7 +598,7 @@ func (x *socketExchange) tryToSend(ctx context.Context, rank int, ticket fileTic
 		err = x.checkProcess(rank, receiver.Pid)
 	}
 	if err == nil {
-		err = sendFile(conn, message, x.parcel.send)
+		err = sendFile(ctx, conn, message, x.parcel.send)
 	}
 	if ctx.Err() != nil {
 		err = errors.Join(ctx.Err(), err)
@@ -639,15 +639,37 @@ func dialFiles(ctx context.Context, address string) (*net.UnixConn, error) {
 	}
 }
 
-// sendFile writes one message with the file.
-func sendFile(conn *net.UnixConn, message []byte, f *os.File) error {
-	var writeErr error
-	if err := withDescriptor(f, func(fd int) {
-		_, _, writeErr = conn.WriteMsgUnix(message, unix.UnixRights(fd), nil)
-	}); err != nil {
-		return err
+// sendFile writes one message with the file. The system allows a user only so many files at a time that were sent and not taken yet, whoever has sent them: a file beyond that
+// waits for the others, for half of the time that is left, so that the ranks can still be told why it has not come.
+func sendFile(ctx context.Context, conn *net.UnixConn, message []byte, f *os.File) error {
+	if deadline, bounded := ctx.Deadline(); bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
+		defer cancel()
 	}
-	return writeErr
+	var crowded error
+	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		var writeErr error
+		if err := withDescriptor(f, func(fd int) {
+			_, _, writeErr = conn.WriteMsgUnix(message, unix.UnixRights(fd), nil)
+		}); err != nil {
+			return err
+		}
+		switch {
+		case writeErr == nil:
+			return nil
+		case !errors.Is(writeErr, unix.ETOOMANYREFS):
+			return errors.Join(writeErr, crowded)
+		}
+		crowded = &FileLimitError{Limit: openFileLimit(), Err: fmt.Errorf("as many of this user are on their way through sockets, to processes that do not take them: %w", writeErr)}
+		again := time.NewTimer(pause)
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			again.Stop()
+			return crowded
+		}
+	}
 }
 
 func (x *socketExchange) collect(ctx context.Context) ([]*os.File, error) {
