@@ -230,7 +230,7 @@ func configFile(opts *LoadOptions, env map[string]string) (path string, settings
 		path, optional = defaultFile, true
 	}
 	data, err := readFile(path, !optional)
-	if optional && errors.Is(err, fs.ErrNotExist) {
+	if optional && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) && !visible(path)) {
 		return "", nil, nil
 	}
 	if err != nil {
@@ -367,6 +367,13 @@ func readFile(path string, named bool) ([]byte, error) {
 		return nil, err
 	}
 	return data, nil
+}
+
+// visible reports whether the system says that there is a file of that name. In a working directory that this user may not search, as that in which a program of another
+// user's was begun, it does not: a file there is none of this user's.
+func visible(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrPermission)
 }
 
 // readOpen reads the file that was opened. It asks the file, not the path, what it is: another may be there by now.
