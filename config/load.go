@@ -298,11 +298,14 @@ func parseFile(data []byte) (map[string]any, error) {
 	return settings, nil
 }
 
-// asWritten reports whether a value is taken as the text that stands in the file, because YAML would make another of it: 8 of 010, or
-// 10 of 1e1.
+// asWritten reports whether a value is taken as the text that stands in the file, because YAML would make another of it: 8 of 010,
+// 10 of 1e1, or a moment of 2026-11-23.
 func asWritten(key string, value *yaml.Node) bool {
 	if value.Kind != yaml.ScalarNode || value.ShortTag() == "!!null" {
 		return false
+	}
+	if value.ShortTag() == "!!timestamp" { // a job may be called by the day
+		return true
 	}
 	if s := lookup(key); s != nil {
 		_, number := s.field(new(Config)).(*int)
