@@ -13,12 +13,16 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // nameService answers for every name, once it knows them.
 type nameService struct {
 	known atomic.Bool
 	asked atomic.Int64 // questions that it did not know the answer to
+	ipv4  [4]byte
+	ipv6  net.IP // nil for none
 }
 
 // newNameService makes the names of this process those of a service of the test's own, until the test ends.
@@ -26,7 +30,7 @@ func newNameService(t *testing.T) *nameService {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
 	require.NoError(t, err)
-	s := &nameService{}
+	s := &nameService{ipv4: [4]byte{127, 0, 0, 1}}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -52,9 +56,9 @@ func newNameService(t *testing.T) *nameService {
 	return s
 }
 
-// answer is that of RFC 1035 to a message with one question: 127.0.0.1, or that there is no such name.
+// answer is that of RFC 1035 to a message with one question: the addresses, or that there is no such name.
 func (s *nameService) answer(question []byte) []byte {
-	const header, noSuchName, typeA = 12, 3, 1
+	const header, noSuchName, typeA, typeAAAA = 12, 3, 1, 28
 	end := header
 	for question[end] != 0 {
 		end += 1 + int(question[end])
@@ -68,7 +72,9 @@ func (s *nameService) answer(question []byte) []byte {
 		flags |= noSuchName
 		s.asked.Add(1)
 	case kind == typeA:
-		answers, record = 1, []byte{0xc0, header, 0, typeA, 0, 1, 0, 0, 0, 0, 0, 4, 127, 0, 0, 1}
+		answers, record = 1, append([]byte{0xc0, header, 0, typeA, 0, 1, 0, 0, 0, 0, 0, 4}, s.ipv4[:]...)
+	case kind == typeAAAA && s.ipv6 != nil:
+		answers, record = 1, append([]byte{0xc0, header, 0, typeAAAA, 0, 1, 0, 0, 0, 0, 0, 16}, s.ipv6.To16()...)
 	}
 	m := append([]byte{}, question[:2]...)
 	for _, field := range []uint16{flags, 1, answers, 0, 0} {
@@ -124,6 +130,33 @@ func TestNameThatIsNotKnownYet(t *testing.T) {
 		assert.NoError(t, err)
 		assert.NoError(t, <-served)
 		cancel()
+	})
+	t.Run("another address first", func(t *testing.T) {
+		l, err := net.Listen("tcp", "[::1]:0")
+		if err != nil {
+			testneed.Missing(t, "IPv6", err.Error())
+		}
+		require.NoError(t, l.Close())
+		names := newNameService(t)
+		names.ipv4, names.ipv6 = [4]byte{192, 0, 2, 1}, net.IPv6loopback // package net tries to listen at the former, which no host has
+		names.known.Store(true)
+		addr := fmt.Sprintf("job-0.symmem.test.:%d", l.Addr().(*net.TCPAddr).Port)
+		groups, failures := joinAll(t, 2, func(rank int) *Options {
+			return &Options{Rank: rank, WorldSize: 2, Addr: addr, Token: token, Timeout: 30 * time.Second}
+		})
+		requireNone(t, failures)
+		leaveAll(t, groups)
+	})
+	t.Run("of another host", func(t *testing.T) {
+		names := newNameService(t)
+		names.ipv4 = [4]byte{192, 0, 2, 1}
+		names.known.Store(true)
+		for _, host := range []string{"192.0.2.1", "job-0.symmem.test."} {
+			_, err := Join(testContext(t), &Options{WorldSize: 2, Addr: net.JoinHostPort(host, "29400"), Token: token, Timeout: time.Hour})
+			require.ErrorIs(t, err, ErrUnavailable)
+			assert.ErrorContains(t, err, "an address of the host on which this runs")
+			assert.NotContains(t, err.Error(), "using the port")
+		}
 	})
 	t.Run("never", func(t *testing.T) {
 		names := newNameService(t)

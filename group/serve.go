@@ -201,6 +201,8 @@ func listen(ctx context.Context, op string, o *Options) (net.Listener, error) {
 			hint := "is another job using the port, or is the service of this job there, so that rank 0 must join it as the others do?"
 			if unknown, ok := errors.AsType[*net.DNSError](err); ok {
 				hint = fmt.Sprintf("is %q spelled right, and does the name service of this host know it?", unknown.Name)
+			} else if errors.Is(err, syscall.EADDRNOTAVAIL) {
+				hint = "is that an address of the host on which this runs?"
 			}
 			return nil, fmt.Errorf("serving the rendezvous on %s (%s): %w", o.where(), hint, errors.Join(ErrUnavailable, err))
 		}
@@ -215,9 +217,10 @@ func listen(ctx context.Context, op string, o *Options) (net.Listener, error) {
 }
 
 // listenAt listens at an address. It looks a host's name up again for as long as that is not known, as the other ranks do: a name that is made for this process, as for a pod of
-// Kubernetes, may be made when the process has begun. It takes no longer than Timeout.
+// Kubernetes, may be made when the process has begun. It takes no longer than Timeout. Of several addresses that a name has it takes the first that is this host's: one may be that of
+// a pod before, which had the name too.
 func listenAt(ctx context.Context, o *Options, addr string) (net.Listener, error) {
-	host, _, err := net.SplitHostPort(addr)
+	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, err
 	}
@@ -226,6 +229,14 @@ func listenAt(ctx context.Context, o *Options, addr string) (net.Listener, error
 	var config net.ListenConfig
 	for pause := firstBackoff; ; pause = min(2*pause, lastBackoff) {
 		l, err := config.Listen(ctx, "tcp", addr)
+		if errors.Is(err, syscall.EADDRNOTAVAIL) { // package net tries one
+			others, _ := net.DefaultResolver.LookupHost(ctx, host) // without them that error stands
+			for _, other := range others {
+				if l, failed := config.Listen(ctx, "tcp", net.JoinHostPort(other, port)); failed == nil || errors.Is(failed, syscall.EADDRINUSE) {
+					return l, failed
+				}
+			}
+		}
 		unknown, ok := errors.AsType[*net.DNSError](err)
 		if !ok || unknown.Name != host { // what is not known may be the name of a port
 			return l, err
