@@ -148,8 +148,11 @@ func (h *hierarchy) mount(line string) (root, point string, ok bool) {
 	if h.controller != "" && !strings.Contains(","+kind[2]+",", ","+h.controller+",") {
 		return "", "", false
 	}
-	return fields[3], fields[4], true
+	return unescaped.Replace(fields[3]), unescaped.Replace(fields[4]), true
 }
+
+// unescaped has what mountinfo writes in place of characters that would part its fields. Names of systemd have backslashes.
+var unescaped = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
 // walk reads the limits from the group of this process up to the one that is mounted. The path of a group counts from the top of the
 // hierarchy, of which a container may see only a part: then the group that is mounted is its own.
