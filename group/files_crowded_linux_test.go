@@ -25,8 +25,8 @@ const crowdedLimit = 120
 
 // crowdedReport is what became of the exchanges of runCrowded, by rank.
 type crowdedReport struct {
-	Waited, GaveUp []string // the errors
-	Limited        []bool   // what gave up is a FileLimitError with the limit
+	Waited, Ended, GaveUp []string // the errors; in the second exchange the connections that wait are ended
+	Limited               []bool   // what gave up is a FileLimitError with the limit
 }
 
 // runCrowded is a process that has two ranks, and as many files on their way as it may have. The ranks exchange files until some were taken, and then while none is.
@@ -63,27 +63,50 @@ func runCrowded() error {
 		return err
 	}
 
+	// until exchanges files while too many are on their way, which are taken when the ranks have connected so often.
+	until := func(dials int64) (texts []string, err error) {
+		take, err := crowd()
+		if err != nil {
+			return nil, err
+		}
+		dialed.Store(0)
+		over, taken := make(chan struct{}), make(chan error, 1)
+		go func() {
+			for {
+				select {
+				case <-over:
+					taken <- take()
+					return
+				case <-time.After(5 * time.Millisecond):
+				}
+				if dialed.Load() >= dials {
+					time.Sleep(20 * time.Millisecond) // so that they have tried; it holds if they have not
+					taken <- take()
+					return
+				}
+				for _, g := range groups {
+					if dials > 2 { // as where others have all connections that a rank serves
+						g.session.files.(*socketCarrier).endSilent()
+					}
+				}
+			}
+		}()
+		for _, err := range onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }) {
+			texts = append(texts, fmt.Sprint(err))
+		}
+		close(over)
+		return texts, <-taken
+	}
 	var report crowdedReport
-	take, err := crowd()
-	if err != nil {
+	if report.Waited, err = until(2); err != nil {
 		return err
 	}
-	taken := make(chan error, 1)
-	go func() {
-		for dialed.Load() < 2 {
-			time.Sleep(time.Millisecond)
-		}
-		time.Sleep(20 * time.Millisecond) // so that they have tried; it holds if they have not
-		taken <- take()
-	}()
-	for _, err := range onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }) {
-		report.Waited = append(report.Waited, fmt.Sprint(err))
-	}
-	if err := <-taken; err != nil {
+	if report.Ended, err = until(6 * fileTries); err != nil {
 		return err
 	}
 
-	if take, err = crowd(); err != nil {
+	take, err := crowd()
+	if err != nil {
 		return err
 	}
 	short, end := context.WithTimeout(ctx, 2*time.Second)
@@ -134,6 +157,7 @@ func TestTooManyFilesOnTheirWay(t *testing.T) {
 	var report crowdedReport
 	require.NoError(t, json.Unmarshal(out, &report))
 	assert.Equal(t, []string{"<nil>", "<nil>"}, report.Waited)
+	assert.Equal(t, []string{"<nil>", "<nil>"}, report.Ended)
 	assert.Contains(t, report.Limited, true, report.GaveUp)
 	for _, text := range report.GaveUp {
 		assert.Contains(t, text, "too many open files: the limit of this process is 120")
