@@ -742,3 +742,18 @@ func TestResolve(t *testing.T) {
 		assert.Contains(t, bad["Config"].Advice, "config.Default()")
 	}
 }
+
+// TestDates: a day is a text, which YAML would make a moment of: it may name a job, and is shown as it was written where it is refused.
+func TestDates(t *testing.T) {
+	for _, day := range []string{"2026-11-23", "2026-11-23 10:00:00", "'2026-11-23'"} {
+		c, err := config.Load(&config.LoadOptions{File: writeFile(t, "job: "+day+"\ntoken: "+day), Environ: environ()})
+		require.NoError(t, err)
+		assert.Equal(t, strings.Trim(day, "'"), c.Job)
+		assert.Equal(t, strings.Trim(day, "'"), c.Token.Reveal())
+	}
+	_, err := config.Load(&config.LoadOptions{File: writeFile(t, "rank: 2026-11-23\ntimeout: 2026-11-23"), Environ: environ()})
+	for _, key := range []string{"rank", "timeout"} {
+		require.Contains(t, refusals(t, err), key)
+		assert.Equal(t, "2026-11-23", refusals(t, err)[key].Value)
+	}
+}

@@ -32,7 +32,7 @@
 // # The file
 //
 // The file is YAML (JSON is YAML too) with the keys at its top, in any case: "world-size: 8". It is symmem.yaml in the working
-// directory if there is one, or the file that [LoadOptions].File, --config or SYMMEM_CONFIG names, which must then exist. It
+// directory if there is one that this process may see, or the file that [LoadOptions].File, --config or SYMMEM_CONFIG names, which must then exist. It
 // must be a regular file of at most one mebibyte. A key that is not known is an error, a key without a value counts as unset. Behind the
 // key of a secret there has to be a text: what YAML takes for nothing may have been the secret, as behind "#".
 //

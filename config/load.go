@@ -230,7 +230,7 @@ func configFile(opts *LoadOptions, env map[string]string) (path string, settings
 		path, optional = defaultFile, true
 	}
 	data, err := readFile(path, !optional)
-	if optional && errors.Is(err, fs.ErrNotExist) {
+	if optional && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) && !visible(path)) {
 		return "", nil, nil
 	}
 	if err != nil {
@@ -298,11 +298,14 @@ func parseFile(data []byte) (map[string]any, error) {
 	return settings, nil
 }
 
-// asWritten reports whether a value is taken as the text that stands in the file, because YAML would make another of it: 8 of 010, or
-// 10 of 1e1.
+// asWritten reports whether a value is taken as the text that stands in the file, because YAML would make another of it: 8 of 010,
+// 10 of 1e1, or a moment of 2026-11-23.
 func asWritten(key string, value *yaml.Node) bool {
 	if value.Kind != yaml.ScalarNode || value.ShortTag() == "!!null" {
 		return false
+	}
+	if value.ShortTag() == "!!timestamp" { // a job may be called by the day
+		return true
 	}
 	if s := lookup(key); s != nil {
 		_, number := s.field(new(Config)).(*int)
@@ -367,6 +370,13 @@ func readFile(path string, named bool) ([]byte, error) {
 		return nil, err
 	}
 	return data, nil
+}
+
+// visible reports whether the system says that there is a file of that name. In a working directory that this user may not search, as that in which a program of another
+// user's was begun, it does not: a file there is none of this user's.
+func visible(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrPermission)
 }
 
 // readOpen reads the file that was opened. It asks the file, not the path, what it is: another may be there by now.

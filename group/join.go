@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -91,6 +92,9 @@ func join(ctx context.Context, o *Options) (*Group, error) {
 		s.close()
 		if t, ok := s.transport.(*hostTransport); ok && t.service != nil {
 			err = errors.Join(err, t.service.front.listener.hindrance())
+			if _, missing := errors.AsType[*MissingRanksError](err); missing {
+				err = errors.Join(err, onlyHere(o, t.service.front.listener.Addr()))
+			}
 		}
 		// The others are told why before the connection ends; that is bounded by a short timeout.
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*graceTimeout)
@@ -107,6 +111,17 @@ func join(ctx context.Context, o *Options) (*Group, error) {
 	}
 	s.logger.Debug("joined", "job", o.Job, "restart", o.Restart, "world", o.WorldSize)
 	return g, nil
+}
+
+// onlyHere says that no other host reaches where rank 0 serves, or nil if one may: systems give a host's own name a loopback address, where other hosts know another one by it.
+func onlyHere(o *Options, at net.Addr) error {
+	host, _, err := net.SplitHostPort(o.Addr)
+	a, ok := at.(*net.TCPAddr)
+	if o.Listener != nil || err != nil || !ok || !a.IP.IsLoopback() || net.ParseIP(host) != nil || strings.EqualFold(host, "localhost") {
+		return nil
+	}
+	return fmt.Errorf("%q is %s here, so that ranks on other hosts do not reach rank 0; if there are any, give an address of this host that they know (SYMMEM_RENDEZVOUS_ADDR), or take the name's loopback "+
+		"address out of /etc/hosts", host, a.IP)
 }
 
 // meet is the all-gather that opens the world: every rank learns of every other.

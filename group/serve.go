@@ -188,10 +188,9 @@ func listen(ctx context.Context, op string, o *Options) (net.Listener, error) {
 		if err := checkAddress(ctx, op, o); err != nil {
 			return nil, err
 		}
-		var config net.ListenConfig
 		var err error
 		for i, addr := range o.addrs() {
-			if l, err = config.Listen(ctx, "tcp", addr); err == nil || !errors.Is(err, syscall.EADDRINUSE) {
+			if l, err = listenAt(ctx, o, addr); err == nil || !errors.Is(err, syscall.EADDRINUSE) {
 				break
 			}
 			if i+1 < o.Ports {
@@ -199,8 +198,13 @@ func listen(ctx context.Context, op string, o *Options) (net.Listener, error) {
 			}
 		}
 		if err != nil {
-			return nil, fmt.Errorf("serving the rendezvous on %s (is another job using the port, or is the service of this job there, so that rank 0 must join it as the others do?): %w",
-				o.where(), errors.Join(ErrUnavailable, err))
+			hint := "is another job using the port, or is the service of this job there, so that rank 0 must join it as the others do?"
+			if unknown, ok := errors.AsType[*net.DNSError](err); ok {
+				hint = fmt.Sprintf("is %q spelled right, and does the name service of this host know it?", unknown.Name)
+			} else if errors.Is(err, syscall.EADDRNOTAVAIL) {
+				hint = "is that an address of the host on which this runs?"
+			}
+			return nil, fmt.Errorf("serving the rendezvous on %s (%s): %w", o.where(), hint, errors.Join(ErrUnavailable, err))
 		}
 	}
 	if l.Addr() == nil { // package net takes a failed getsockname for no address, which could be any
@@ -210,4 +214,40 @@ func listen(ctx context.Context, op string, o *Options) (net.Listener, error) {
 		return nil, errors.Join(notLoopback(op, "Listener", l.Addr().String(), o), l.Close())
 	}
 	return l, nil
+}
+
+// listenAt listens at an address. It looks a host's name up again for as long as that is not known, as the other ranks do: a name that is made for this process, as for a pod of
+// Kubernetes, may be made when the process has begun. It takes no longer than Timeout. Of several addresses that a name has it takes the first that is this host's: one may be that of
+// a pod before, which had the name too.
+func listenAt(ctx context.Context, o *Options, addr string) (net.Listener, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	var config net.ListenConfig
+	for pause := firstBackoff; ; pause = min(2*pause, lastBackoff) {
+		l, err := config.Listen(ctx, "tcp", addr)
+		if errors.Is(err, syscall.EADDRNOTAVAIL) { // package net tries one
+			others, _ := net.DefaultResolver.LookupHost(ctx, host) // without them that error stands
+			for _, other := range others {
+				if l, failed := config.Listen(ctx, "tcp", net.JoinHostPort(other, port)); failed == nil || errors.Is(failed, syscall.EADDRINUSE) {
+					return l, failed
+				}
+			}
+		}
+		unknown, ok := errors.AsType[*net.DNSError](err)
+		if !ok || unknown.Name != host { // what is not known may be the name of a port
+			return l, err
+		}
+		o.Logger.Debug("looking up where to serve the rendezvous", "address", addr, "error", err)
+		again := time.NewTimer(pause)
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			again.Stop()
+			return nil, errors.Join(ctx.Err(), err)
+		}
+	}
 }

@@ -570,17 +570,29 @@ func (x *socketExchange) untilLost(ctx context.Context) (_ context.Context, canc
 }
 
 // sendTo connects to one rank and leaves the file in its socket. It does not wait for the rank to take it. A rank that has too many connections may end this one before
-// it has brought the file, and takes another.
+// it has brought the file, and takes another. One that waits for other files on their way may be ended often.
 func (x *socketExchange) sendTo(ctx context.Context, rank int, ticket fileTicket) error {
-	for try := 1; ; try++ {
-		err := x.tryToSend(ctx, rank, ticket)
-		if try == fileTries || !errors.Is(err, unix.EPIPE) || ctx.Err() != nil {
+	crowd := ctx
+	if deadline, bounded := ctx.Deadline(); bounded {
+		var cancel context.CancelFunc
+		crowd, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
+		defer cancel()
+	}
+	for try := 1; ; {
+		err := x.tryToSend(ctx, crowd, rank, ticket)
+		switch {
+		case !errors.Is(err, unix.EPIPE) || ctx.Err() != nil:
 			return err
+		case errors.Is(err, unix.ETOOMANYREFS) && crowd.Err() == nil:
+		case try == fileTries:
+			return err
+		default:
+			try++
 		}
 	}
 }
 
-func (x *socketExchange) tryToSend(ctx context.Context, rank int, ticket fileTicket) error {
+func (x *socketExchange) tryToSend(ctx, crowd context.Context, rank int, ticket fileTicket) error {
 	g := x.parcel.group
 	tag := fileTag{nonce: ticket.Nonce, seq: x.parcel.seq, sender: g.world[g.rank], group: g.name}
 	message, err := tag.encode()
@@ -598,7 +610,7 @@ func (x *socketExchange) tryToSend(ctx context.Context, rank int, ticket fileTic
 		err = x.checkProcess(rank, receiver.Pid)
 	}
 	if err == nil {
-		err = sendFile(conn, message, x.parcel.send)
+		err = sendFile(crowd, conn, message, x.parcel.send)
 	}
 	if ctx.Err() != nil {
 		err = errors.Join(ctx.Err(), err)
@@ -639,15 +651,32 @@ func dialFiles(ctx context.Context, address string) (*net.UnixConn, error) {
 	}
 }
 
-// sendFile writes one message with the file.
-func sendFile(conn *net.UnixConn, message []byte, f *os.File) error {
-	var writeErr error
-	if err := withDescriptor(f, func(fd int) {
-		_, _, writeErr = conn.WriteMsgUnix(message, unix.UnixRights(fd), nil)
-	}); err != nil {
-		return err
+// sendFile writes one message with the file. The system allows a user only so many files at a time that were sent and not taken yet, whoever has sent them: a file beyond that
+// waits for the others until crowd ends, which is before the time is over, so that the ranks can still be told why it has not come.
+func sendFile(crowd context.Context, conn *net.UnixConn, message []byte, f *os.File) error {
+	var crowded error
+	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		var writeErr error
+		if err := withDescriptor(f, func(fd int) {
+			_, _, writeErr = conn.WriteMsgUnix(message, unix.UnixRights(fd), nil)
+		}); err != nil {
+			return err
+		}
+		switch {
+		case writeErr == nil:
+			return nil
+		case !errors.Is(writeErr, unix.ETOOMANYREFS):
+			return errors.Join(writeErr, crowded)
+		}
+		crowded = &FileLimitError{Limit: openFileLimit(), Err: fmt.Errorf("as many of this user are on their way through sockets, to processes that do not take them: %w", writeErr)}
+		again := time.NewTimer(pause)
+		select {
+		case <-again.C:
+		case <-crowd.Done():
+			again.Stop()
+			return crowded
+		}
 	}
-	return writeErr
 }
 
 func (x *socketExchange) collect(ctx context.Context) ([]*os.File, error) {

@@ -49,6 +49,9 @@ func work(role string) error {
 	if role == "impostor" {
 		return runImpostor()
 	}
+	if role == "crowded" {
+		return runCrowded()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	rank, err := strconv.Atoi(os.Getenv("SYMMEM_TEST_RANK"))

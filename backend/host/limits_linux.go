@@ -19,11 +19,15 @@ import (
 // systemRoot is where the file systems proc and sys are; tests have their own.
 var systemRoot = "/"
 
-// enough returns ErrNoMemory, with the values, if the host or a control group that this process is in has less than bytes left. A limit that cannot
+// enough returns ErrNoMemory, with the values, if the host or a control group that this process is in has less than bytes left, or the host can promise less. A limit that cannot
 // be read is ignored.
 func enough(bytes int64) error {
 	if left, ok := memAvailable(); ok && bytes > left {
 		return fmt.Errorf("%d bytes are asked for and the host has %d left: %w", bytes, left, errs.ErrNoMemory)
+	}
+	if limit, used, ok := promised(); ok && bytes > max(limit-used, 0) {
+		return fmt.Errorf("%d bytes are asked for and the host can promise %d more: vm.overcommit_memory is 2, CommitLimit is %d, and %d of that are promised already (/proc/meminfo); free tensors, end "+
+			"other programs, or raise vm.overcommit_ratio: %w", bytes, max(limit-used, 0), limit, used, errs.ErrNoMemory)
 	}
 	for _, g := range controlGroups() {
 		if left := max(g.limit-g.used+g.cache, 0); bytes > left {
@@ -39,6 +43,18 @@ func enough(bytes int64) error {
 func memAvailable() (int64, bool) {
 	kb, ok := counter(filepath.Join(systemRoot, "proc/meminfo"), "MemAvailable:")
 	return kb << 10, ok
+}
+
+// promised returns how much memory the host may promise, and how much of it is promised, where it never promises more than it has: then a page of shared memory is accounted when it is
+// first touched, and a process that touches one more gets a SIGBUS.
+func promised() (limit, used int64, ok bool) {
+	if mode, known := number(filepath.Join(systemRoot, "proc/sys/vm/overcommit_memory")); !known || mode != 2 {
+		return 0, 0, false
+	}
+	meminfo := filepath.Join(systemRoot, "proc/meminfo")
+	limit, ok = counter(meminfo, "CommitLimit:")
+	used, known := counter(meminfo, "Committed_AS:")
+	return limit << 10, used << 10, ok && known
 }
 
 // mapped is how many mappings of this process the memory of all its ranks has: one for what a rank allocates, and one for each rank's copy in a window.
@@ -132,8 +148,11 @@ func (h *hierarchy) mount(line string) (root, point string, ok bool) {
 	if h.controller != "" && !strings.Contains(","+kind[2]+",", ","+h.controller+",") {
 		return "", "", false
 	}
-	return fields[3], fields[4], true
+	return unescaped.Replace(fields[3]), unescaped.Replace(fields[4]), true
 }
+
+// unescaped has what mountinfo writes in place of characters that would part its fields. Names of systemd have backslashes.
+var unescaped = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
 // walk reads the limits from the group of this process up to the one that is mounted. The path of a group counts from the top of the
 // hierarchy, of which a container may see only a part: then the group that is mounted is its own.

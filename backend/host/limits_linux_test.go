@@ -85,6 +85,20 @@ func TestLimits(t *testing.T) {
 			"proc/self/cgroup": "0::/../other", "proc/self/mountinfo": mountV2,
 			"sys/fs/cgroup/memory.max": at(64), "sys/fs/cgroup/memory.current": at(4),
 		}, 60 * mb, "/sys/fs/cgroup has"},
+		"a container whose group has a name that mountinfo escapes": {map[string]string{
+			"proc/self/cgroup": `0::/machine.slice/machine-a\x2db.scope/job`, "proc/self/mountinfo": strings.Replace(mountV2, " / ", ` /machine.slice/machine-a\134x2db.scope `, 1),
+			"sys/fs/cgroup/job/memory.max": at(64), "sys/fs/cgroup/job/memory.current": at(4),
+			"sys/fs/cgroup/memory.max": at(640), "sys/fs/cgroup/memory.current": at(4),
+		}, 60 * mb, "/sys/fs/cgroup/job has"},
+		"a host that promises no more than it has": {map[string]string{
+			"proc/sys/vm/overcommit_memory": "2", "proc/meminfo": "MemAvailable: 9000 kB\nCommitLimit: 5120 kB\nCommitted_AS: 3072 kB",
+		}, 2 * mb, "vm.overcommit_memory is 2, CommitLimit is 5242880, and 3145728"},
+		"a host that has promised more than it has": {map[string]string{
+			"proc/sys/vm/overcommit_memory": "2", "proc/meminfo": "MemAvailable: 9000 kB\nCommitLimit: 1024 kB\nCommitted_AS: 2048 kB",
+		}, 0, "can promise 0 more"},
+		"a host that promises more than it has": {map[string]string{
+			"proc/sys/vm/overcommit_memory": "0", "proc/meminfo": "MemAvailable: 2048 kB\nCommitLimit: 1024 kB\nCommitted_AS: 3072 kB",
+		}, 2 * mb, "the host has"},
 		"no limit": {map[string]string{
 			"proc/self/cgroup": "4:memory:/", "proc/self/mountinfo": mountV1,
 			"sys/fs/cgroup/memory/memory.limit_in_bytes": noLimit, "sys/fs/cgroup/memory/memory.usage_in_bytes": at(4),

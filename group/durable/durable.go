@@ -83,7 +83,7 @@ func Schemes() []string {
 // has not; other errors are the kind's own, [*StoreError] among them.
 func Open(ctx context.Context, text string, opts Options) (Store, error) {
 	const op = "opening a store"
-	u, err := url.Parse(text)
+	u, err := parse(text)
 	switch {
 	case err == nil && misplaced(u):
 		return nil, errs.Invalid(op, "the store", strconv.Quote(Redacted(text)),
@@ -104,9 +104,33 @@ func Open(ctx context.Context, text string, opts Options) (Store, error) {
 	return open(ctx, u, opts)
 }
 
+// parse is [url.Parse] for URLs with several hosts as well, with commas between them, which it takes for one: it has them only where none is an IPv6 address in brackets.
+func parse(text string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	scheme, rest, more := strings.Cut(text, "://")
+	if err == nil || !more {
+		return u, err
+	}
+	authority, behind := rest, ""
+	if end := strings.IndexAny(rest, "/?#"); end >= 0 {
+		authority, behind = rest[:end], rest[end:]
+	}
+	at := strings.LastIndexByte(authority, '@') + 1
+	user, hosts := authority[:at], strings.Split(authority[at:], ",")
+	for _, host := range hosts {
+		one, failed := url.Parse(scheme + "://" + user + host + behind)
+		if failed != nil {
+			return nil, err
+		}
+		u = one
+	}
+	u.Host = strings.Join(hosts, ",")
+	return u, nil
+}
+
 // Redacted returns a URL without the secret that it may have. Where it is not certain what of it is one, it returns none of it.
 func Redacted(text string) string {
-	u, err := url.Parse(text)
+	u, err := parse(text)
 	switch {
 	case err != nil:
 		return "a text that is no URL"

@@ -22,7 +22,7 @@ func NoMemory(err error) error {
 	return err
 }
 
-// New makes a sealed file of bytes zeros; bytes is a multiple of the page size. The error is ErrUnavailable if the system has no such files, and
+// New makes a sealed file of bytes zeros; bytes is a multiple of the page size. The error is ErrUnavailable if the system has no such files, or forbids them, and
 // ErrNoMemory if it refuses the size.
 func New(bytes int64) (*os.File, error) {
 	// A process that makes a file larger than this is killed by SIGXFSZ.
@@ -35,6 +35,9 @@ func New(bytes int64) (*os.File, error) {
 	switch {
 	case errors.Is(err, unix.ENOSYS):
 		return nil, fmt.Errorf("memfd_create needs Linux 3.17 or newer: %w", errors.Join(errs.ErrUnavailable, err))
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return nil, fmt.Errorf("memfd_create is forbidden to this process; allow it in its seccomp profile (SystemCallFilter of systemd, --security-opt seccomp of docker) or "+
+			"security policy: %w", errors.Join(errs.ErrUnavailable, err))
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
 		return nil, fmt.Errorf("memfd_create: no file descriptor is left; raise the limit (ulimit -n) or free tensors: %w", err)
 	case err != nil:

@@ -3,7 +3,9 @@ package memfd
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -49,4 +51,49 @@ func TestCheck(t *testing.T) {
 	require.NoError(t, plain.Truncate(bytes))
 	assert.Error(t, Check(plain, bytes))
 	require.NoError(t, plain.Close())
+}
+
+// TestForbidden: where a seccomp filter forbids the call, as that of a service of systemd may, shared memory is not available, and the error says what to do.
+func TestForbidden(t *testing.T) {
+	for _, errno := range []unix.Errno{unix.EPERM, unix.EACCES, unix.ENOSYS} {
+		made := make(chan error, 1)
+		go func() {
+			runtime.LockOSThread() // for good: the thread ends with the goroutine, and its filter with it
+			if err := forbid(unix.SYS_MEMFD_CREATE, errno); err != nil {
+				made <- err
+				return
+			}
+			f, err := New(int64(os.Getpagesize()))
+			if err == nil {
+				_ = f.Close()
+			}
+			made <- err
+		}()
+		err := <-made
+		require.ErrorIs(t, err, errno)
+		assert.ErrorIs(t, err, errs.ErrUnavailable)
+		if errno != unix.ENOSYS {
+			assert.ErrorContains(t, err, "seccomp")
+		}
+	}
+}
+
+// forbid makes a system call of this thread fail.
+func forbid(call uint32, errno unix.Errno) error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	program := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // the number of the call, the first word of struct seccomp_data
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: call, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(errno)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	_, _, failed := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&p)))
+	runtime.KeepAlive(program)
+	if failed != 0 {
+		return failed
+	}
+	return nil
 }

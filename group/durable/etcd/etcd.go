@@ -5,6 +5,7 @@
 // and give [group.Options].Store, or symmem rendezvous --rendezvous-store, a URL:
 //
 //	etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379/symmem
+//	etcd://[fd00::1]:2379,[fd00::2]:2379,[fd00::3]:2379/symmem
 //	etcd://user:password@etcd.example.com:2379/symmem
 //	etcds://etcd.example.com:2379/symmem?cacert=ca.pem&cert=client.pem&key=client-key.pem
 //
