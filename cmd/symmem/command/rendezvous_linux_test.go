@@ -142,6 +142,8 @@ func TestRendezvousRefuses(t *testing.T) {
 		"a rank's flag":   {[]string{"--listen", "127.0.0.1:0", "--world-size", "2", "--backend", "host"}, exit.Usage, "--backend is for ranks"},
 		"a bad address":   {[]string{"--listen", "nowhere", "--world-size", "2"}, exit.Usage, "symmem: --listen: listen tcp: address nowhere"},
 		"no port":         {[]string{"--listen", "127.0.0.1:99999"}, exit.Usage, "symmem: --listen: listen tcp: address 99999: invalid port"},
+		"no store":        {[]string{"--listen", "127.0.0.1:0", "--rendezvous-store", "nonsense"}, exit.Usage, `rendezvous-store (flag --rendezvous-store): ServeJobs: opening a store: the store is "nonsense"`},
+		"no store of one": {[]string{"--listen", "127.0.0.1:0", "--world-size", "2", "--rendezvous-store", "redis://here"}, exit.Usage, `the kind of the store is "redis"`},
 		"a busy port":     {[]string{"--listen", busy.Addr().String(), "--world-size", "2"}, exit.Failure, "in use"},
 		"open to anybody": {[]string{"--listen", "0.0.0.0:0", "--world-size", "2"}, exit.Usage, "SYMMEM_TOKEN"},
 		"too many":        {[]string{"--listen", "127.0.0.1:0", "--world-size", "99999"}, exit.Usage, "world-size (flag --world-size) is 99999; allowed: 1 to 16384"},

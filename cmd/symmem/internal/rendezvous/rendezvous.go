@@ -123,7 +123,12 @@ var optionKeys = map[string]string{
 // refused makes of an error of package group about its options one about what the user has given for them, an *exit.Error with status 2. Any other is returned unchanged.
 func refused(err error, addr address, cfg config.Config) error {
 	wrong, ok := errors.AsType[*errs.ArgumentError](err)
-	if !ok || wrong.Op != "Serve" && wrong.Op != "ServeJobs" {
+	switch {
+	case !ok:
+		return err
+	case wrong.Op == "opening a store":
+		return exit.UsageError(fmt.Errorf("%s: %w", named("rendezvous-store", cfg), err))
+	case wrong.Op != "Serve" && wrong.Op != "ServeJobs":
 		return err
 	}
 	told := *wrong
