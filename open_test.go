@@ -211,7 +211,7 @@ func TestTwoHosts(t *testing.T) {
 	wg.Wait()
 	for _, err := range errs {
 		require.ErrorIs(t, err, symmem.ErrUnavailable)
-		require.ErrorContains(t, err, "the ranks are on 2 hosts")
+		require.ErrorContains(t, err, "the ranks are on 2 hosts: shared memory ends at the host: use nixl")
 	}
 }
 
