@@ -211,7 +211,18 @@ func TestTwoHosts(t *testing.T) {
 	wg.Wait()
 	for _, err := range errs {
 		require.ErrorIs(t, err, symmem.ErrUnavailable)
-		require.ErrorContains(t, err, "the ranks are on 2 hosts")
+		require.ErrorContains(t, err, "the ranks are on 2 hosts: shared memory ends at the host: use nixl")
+	}
+}
+
+// TestMulticastOn: whoever insists on multicast where there is none is told so on every rank, and which values do without.
+func TestMulticastOn(t *testing.T) {
+	cfg := config.Default()
+	cfg.Backend, cfg.Multicast = []string{"host"}, config.MulticastOn
+	_, err := symmem.OpenLocal(t.Context(), 2, cfg, nobody)
+	require.ErrorIs(t, err, symmem.ErrUnsupported)
+	for _, part := range []string{"ranks 0, 1", "auto or off does without (SYMMEM_MULTICAST)", "a CPU has no store"} {
+		require.ErrorContains(t, err, part)
 	}
 }
 

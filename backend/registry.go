@@ -11,6 +11,7 @@ import (
 
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/options"
+	"github.com/symmem/symmem/internal/typo"
 )
 
 // Auto is the name that stands for every registered backend, best first.
@@ -58,7 +59,7 @@ var registry = struct {
 
 // Register makes a backend known under name, with its options if it is [Configurable]. It is meant for the init of the backend's package. A mistake
 // there is the program's and not its user's, so Register panics, with the *ArgumentError of package symmem, which is ErrInvalid and has the value and
-// what is allowed. It panics if f is nil; if name is taken, is "auto" or "test", or is not made of at most 32 small letters, digits and single
+// what is allowed. It panics if f is nil; if name is taken, is "auto", "all" or "test", or is not made of at most 32 small letters, digits and single
 // hyphens with a letter first; and if an option has no such name, has a default that it does not allow, or has the key or the variable of a setting
 // of symmem or of another backend's option. Nothing is registered then.
 func Register(name string, f Factory) {
@@ -72,7 +73,7 @@ func register(name string, f Factory) error {
 	switch {
 	case !options.GoodName(name):
 		return errs.Invalid(op, "name", fmt.Sprintf("%q", name), options.NameForm)
-	case name == Auto || name == "test": // SYMMEM_TEST_ begins the variables of tests
+	case name == Auto || name == "all" || name == "test": // all is every backend in the command, and SYMMEM_TEST_ begins the variables of tests
 		return errs.Invalid(op, "name", fmt.Sprintf("%q", name), "a name that does not stand for something else")
 	case errs.IsNil(f):
 		return errs.Invalid(op, "factory of "+name, "nil", "a Factory")
@@ -118,6 +119,30 @@ func Lookup(name string) (Factory, error) {
 	if f != nil {
 		return f, nil
 	}
-	return nil, errs.Advised("backend", "name", fmt.Sprintf("%q", name), strings.Join(append(Names(), Auto), ", "),
-		fmt.Sprintf("to have all backends of this module, import _ %q", "github.com/symmem/symmem/backend/all"))
+	known := append(Names(), Auto)
+	return nil, errs.Advised("backend", "name", fmt.Sprintf("%q", name), strings.Join(known, ", "), unknown(name, known))
+}
+
+// ofModule are the backends of this module.
+var ofModule = []string{"native", "nccl", "nvshmem", "nixl", "host"}
+
+// unknown says what to do about a name that is none of those known: which of them may be meant, and what to import, unless all of this module's are there.
+func unknown(name string, known []string) string {
+	var all []string
+	near, fewest := "", 0
+	for _, k := range known {
+		if n, like := typo.Slips(name, k); like && (near == "" || n < fewest) {
+			near, fewest = k, n
+		}
+	}
+	if near != "" {
+		all = append(all, near+" is the nearest that is known")
+	}
+	switch missing := slices.ContainsFunc(ofModule, func(b string) bool { return !slices.Contains(known, b) }); {
+	case missing:
+		all = append(all, fmt.Sprintf("to have all backends of this module, import _ %q", "github.com/symmem/symmem/backend/all"))
+	case near == "":
+		all = append(all, "if it is meant for another backend, import its package")
+	}
+	return strings.Join(all, "; ")
 }

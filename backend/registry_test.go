@@ -82,6 +82,32 @@ func TestRegister(t *testing.T) {
 	}
 }
 
+// TestUnknownName: the error says which backend may be meant, and what to import only where that can help.
+func TestUnknownName(t *testing.T) {
+	some := map[string]Factory{"host": fake{}, "toy": fake{}}
+	every := map[string]Factory{"toy": fake{}}
+	for _, name := range ofModule {
+		every[name] = fake{}
+	}
+	for _, tt := range []struct {
+		there map[string]Factory
+		name  string
+		want  string
+	}{
+		{some, "hots", `host is the nearest that is known; to have all backends of this module, import _ "github.com/symmem/symmem/backend/all"`},
+		{some, "native", `to have all backends of this module, import _ "github.com/symmem/symmem/backend/all"`},
+		{every, "hots", "host is the nearest that is known"},
+		{every, "toyy", "toy is the nearest that is known"},
+		{every, "something", "if it is meant for another backend, import its package"},
+	} {
+		withRegistry(t, tt.there)
+		_, err := Lookup(tt.name)
+		var wrong *errs.ArgumentError
+		require.ErrorAs(t, err, &wrong)
+		require.Equal(t, tt.want, wrong.Advice, "%s of %v", tt.name, Names())
+	}
+}
+
 // around is a backend that is made of others, and asks the registry for them in all that the registry asks it.
 type around struct{ fake }
 
@@ -351,6 +377,7 @@ func TestRegisterRefuses(t *testing.T) {
 	}{
 		"no name":                     {"", fake{}, `""`, "small letter"},
 		"auto":                        {Auto, fake{}, `"auto"`, "stand for something else"},
+		"all":                         {"all", fake{}, `"all"`, "stand for something else"},
 		"test":                        {"test", fake{}, `"test"`, "stand for something else"},
 		"capitals":                    {"Toy", fake{}, `"Toy"`, "small letter"},
 		"a comma":                     {"a,b", fake{}, `"a,b"`, "small letter"},

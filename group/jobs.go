@@ -35,7 +35,7 @@ const maxJobErrors = 16
 // It blocks until jobs have begun and all of them are over; with Stay until ctx ends, which then is no error. A job whose ranks do not come, or whose store fails, has
 // an end, and disturbs no other. ServeJobs returns the errors of such jobs, those of Serve, joined: the last of each job, of sixteen jobs at most. If ctx ends first it ends the service for
 // the ranks that remain, and returns a [*MissingRanksError] for each of their jobs. It waits without bound for the first job. Further errors are ErrInvalid for options that are not
-// allowed, and ErrUnavailable if Addr cannot be listened on.
+// allowed, a Store among them that its kind refuses when the first job comes, and ErrUnavailable if Addr cannot be listened on.
 //
 // With a Store it learns of the jobs of the service before it when their ranks come back, and does not end before they have had the time: LivenessTimeout and some seconds.
 // A rank that comes first, and says another world size than the job has, is refused as at any other time.
@@ -87,6 +87,7 @@ type jobs struct {
 
 	mu      sync.Mutex
 	closed  bool
+	gaveUp  bool // what the service was given is good for no job
 	there   map[jobName]*job
 	begun   bool              // a rank has come
 	failed  map[jobName]error // the last of each job
@@ -113,11 +114,18 @@ type job struct {
 func (j *jobs) close(idle bool) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.ctx.Err() == nil && !(idle && j.begun && len(j.there) == 0 && !time.Now().Before(j.earliest)) {
+	if j.ctx.Err() == nil && !j.gaveUp && !(idle && j.begun && len(j.there) == 0 && !time.Now().Before(j.earliest)) {
 		return false
 	}
 	j.closed = true
 	return true
+}
+
+// giveUp makes the service end with the job that is about to.
+func (j *jobs) giveUp() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.gaveUp = true
 }
 
 // find is the job that a rank comes for, which begins if it is not there. gone is called when the rank's stream ends.
@@ -211,6 +219,9 @@ func (j *jobs) serve(one *job, n jobName, o *Options) {
 		close(one.ready)
 	} else if err != nil {
 		one.err = err
+		if errors.Is(err, ErrInvalid) {
+			j.giveUp() // no job's could be opened, and whoever has given its URL looks for a service that ends
+		}
 		close(one.ready)
 	} else {
 		s := newService(h, o, true, logger)

@@ -296,6 +296,8 @@ func TestServeJobsEnds(t *testing.T) {
 			"no address": {},
 			"nil":        nil,
 			"any host":   {Addr: "0.0.0.0:0"},
+			"no store":   {Addr: "127.0.0.1:0", Store: "nonsense"},
+			"no kind":    {Addr: "127.0.0.1:0", Store: "absent://here/x"},
 		} {
 			require.ErrorIs(t, ServeJobs(testContext(t), o), ErrInvalid, name)
 		}
@@ -304,6 +306,26 @@ func TestServeJobsEnds(t *testing.T) {
 		require.ErrorIs(t, ServeJobs(none, &Options{Addr: "127.0.0.1:0"}), ErrInvalid)
 		require.ErrorIs(t, ServeJobs(testContext(t), &Options{Addr: listenLoopback(t).Addr().String()}), ErrUnavailable)
 	})
+}
+
+func init() {
+	durable.Register("refused", func(context.Context, *url.URL, durable.Options) (durable.Store, error) {
+		return nil, invalid("opening a store", "the address", "here", "another")
+	})
+}
+
+// TestServeJobsNoStore: a service whose store can be opened for no job ends with the first one, and says why, on whichever side one looks. It went on.
+func TestServeJobsNoStore(t *testing.T) {
+	for _, stay := range []bool{false, true} {
+		s := newJobsService(t, Options{Store: "refused://here/x", Stay: stay})
+		rank := s.rank("job", 1, 0)
+		rank.Timeout = 2 * time.Second
+		_, err := Join(testContext(t), rank)
+		require.ErrorIs(t, err, ErrUnavailable)
+		err = s.wait()
+		require.ErrorIs(t, err, ErrInvalid)
+		require.ErrorContains(t, err, "the address is here; allowed: another")
+	}
 }
 
 // TestServeJobsKept: a service that ends is started again, and goes on with all of its jobs; a store that fails for one of them disturbs no other.

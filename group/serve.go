@@ -66,6 +66,11 @@ func Serve(ctx context.Context, opts *Options) (err error) {
 // listening checks what the call op was given, and gives the options with their defaults and the socket to serve on. After an error the listener of opts is closed.
 func listening(ctx context.Context, op string, opts *Options) (*Options, net.Listener, error) {
 	o, err := opts.checkedFor(op)
+	if err == nil && o.Store != "" {
+		if err = durable.Check(o.Store); err != nil {
+			err = fmt.Errorf("%s: %w", op, err)
+		}
+	}
 	if err = errors.Join(errs.Given(op, "ctx", ctx, "a context"), err); err != nil {
 		if opts != nil && opts.Listener != nil {
 			err = errors.Join(err, opts.Listener.Close())

@@ -52,9 +52,8 @@ type AllReduceOptions struct {
 	// Out takes the result, of the same dtype and number of elements as the input, with its rendezvous behind it; it must
 	// not overlap the input in part. Nil: in place.
 	Out tensor.SymmetricTensor
-	// Algorithm is the form; Auto by default, which takes what tables say is the fastest ([github.com/symmem/symmem/memory.Memory.Tuning]). Of messages of 1 GiB and more between 2 to 4
-	// H200 that is Transfers, which copy engines
-	// carry out faster than a kernel does, with up to 768 MiB of workspace on each rank for each plan that is open; where that cannot be
+	// Algorithm is the form; Auto by default, which takes what tables say is the fastest ([github.com/symmem/symmem/memory.Memory.Tuning]). Of messages of more than 384 MiB between 2 H200, and of 1 GiB and more
+	// between 3 and 4, that is Transfers, which copy engines carry out faster than a kernel does, with up to 768 MiB of workspace on each rank for each plan that is open; where that cannot be
 	// had, or with TwoShotFlow, a kernel does it with some 130 MiB, which the memory keeps for the next plans. Where the memory has multicast addresses it
 	// may be a form that does not combine in the order of the ranks: see RankOrder. So it is over several islands, as hosts with several ranks each are: from 64 KiB on it is Hierarchical.
 	// Between GPUs on memory of backend nccl it is NCCL, and Hierarchical of 16 MiB and more for each rank of an island, where all islands have as many.

@@ -21,7 +21,7 @@ type AllReduceForm struct {
 	Supports func(kind device.Kind, dtype tensor.DType, op Op, worldSize int) bool
 	// Spec describes the collective that combines in on all ranks by op into out, which may be in itself; neither is empty, and they are as
 	// NewAllReduce has checked. It is called once for each plan. Name, FirstEpoch, and Tensors where it is nil ({in, out}) are filled in.
-	// It respects opts.MaxBlocks. Its error is every rank's.
+	// It respects opts.MaxBlocks. Its error is every rank's. Unless it is AnyOrder, the first element of each combination is that of rank 0 itself, and no neutral one: a sum of -0 is -0.
 	Spec func(in, out tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (collective.Spec, error)
 	// NeedsPeerPointers says that it needs an address of every peer's memory, and NeedsMulticast multicast addresses.
 	NeedsPeerPointers, NeedsMulticast bool

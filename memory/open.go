@@ -43,7 +43,8 @@ func Open(ctx context.Context, name string, env *backend.Env, opts *Options) (*M
 		openErr = gave(name, "Device", "device", b.Device(), nil)
 	}
 	if openErr == nil && e.Multicast == "on" && e.Parent == nil && !b.Capabilities().Multicast {
-		openErr = b.Capabilities().Missing(name, "multicast") // a group made of some of the ranks may do without
+		// A group made of some of the ranks may do without.
+		openErr = fmt.Errorf("multicast is on, and auto or off does without (SYMMEM_MULTICAST): %w", b.Capabilities().Missing(name, "multicast"))
 	}
 	if err := e.Group.Vote(ctx, "opening backend "+name, openErr); err != nil {
 		if !errs.IsNil(b) {

@@ -35,6 +35,23 @@ func onRanks(t *testing.T, n int, f func(ctx context.Context, r *symmem.Rank) er
 	require.NoError(t, errors.Join(failures...))
 }
 
+// TestRemoteNamesItself: the error of a rank that there is not is that of the call that was made, and not of one below it.
+func TestRemoteNamesItself(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		x, err := r.Zeros(ctx, tensor.Float32, 8)
+		if err != nil {
+			return err
+		}
+		if err := x.Rendezvous(ctx); err != nil {
+			return err
+		}
+		if _, err := x.Remote(2); err == nil || err.Error() != "Remote: rank is 2; allowed: 0 to 1, the ranks of the group" {
+			return fmt.Errorf("Remote of a rank that there is not: %w", err)
+		}
+		return x.Close(ctx)
+	})
+}
+
 // TestRendezvousOfAClosedSlice: where the ranks have had a rendezvous none comes to another. So a rank that has closed its slice is told at once, as no rank would
 // come, and the ranks are in step.
 func TestRendezvousOfAClosedSlice(t *testing.T) {

@@ -322,6 +322,9 @@ func (t *Tensor) Remote(rank int) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
+	if size := t.WorldSize(); rank < 0 || rank >= size {
+		return nil, named(t.name, errs.Invalid("Remote", "rank", rank, fmt.Sprintf("0 to %d, the ranks of the group", size-1)))
+	}
 	p, err := w.Peer(rank, t.offset)
 	if err != nil {
 		return nil, named(t.name, err)

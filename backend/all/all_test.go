@@ -20,6 +20,8 @@ import (
 // others, the CPU last. The numbers are those that the documentation of Preferred promises to others who want a place among them.
 func TestOrder(t *testing.T) {
 	require.Equal(t, []string{"native", "nccl", "nvshmem", "nixl", "host"}, backend.Names())
+	_, err := backend.Lookup("of_nobody")
+	require.ErrorContains(t, err, "import its package", "all of this module are there")
 	for name, want := range map[string][2]int{
 		native.Name: {500, 500}, nccl.Name: {400, 400}, nvshmem.Name: {300, 300}, nixl.Name: {200, -100}, host.Name: {0, 0},
 	} {

@@ -75,7 +75,7 @@ var capabilities = backend.Capabilities{
 	Why: map[string]string{
 		"multicast":     "a CPU has no store that reaches several ranks' memory at once",
 		"register":      "memory of a process can be shared with others only if it was allocated for that: allocate it here",
-		"several_hosts": "shared memory ends at the host",
+		"several_hosts": "shared memory ends at the host: use nixl",
 	},
 }
 

@@ -2,8 +2,10 @@
 //
 //	symmem doctor                     what works on this machine, and what to do about what does not
 //	symmem run -n 4 -- ./train        start four ranks of a program on this machine
+//	symmem rendezvous --listen ADDR   host the rendezvous of jobs outside of their ranks
 //	symmem verify -n 4                run the correctness suite on the best backend there is
 //	symmem bench --sizes 1K:64M       measure all-reduce, put and get
+//	symmem tune --output FILE         measure which forms of collectives are the fastest here, and make a table of them
 //	symmem version                    which build this is
 //
 // Every setting of package config is a flag of each command that uses it: --timeout, --log-level and so on. The settings that give a

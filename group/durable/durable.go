@@ -82,26 +82,41 @@ func Schemes() []string {
 // Open opens the store of a URL such as etcd://10.0.0.1:2379,10.0.0.2:2379/symmem. It is ErrInvalid if that is no URL, or of a kind that this program
 // has not; other errors are the kind's own, [*StoreError] among them.
 func Open(ctx context.Context, text string, opts Options) (Store, error) {
-	const op = "opening a store"
-	u, err := parse(text)
-	switch {
-	case err == nil && misplaced(u):
-		return nil, errs.Invalid(op, "the store", strconv.Quote(Redacted(text)),
-			"a URL such as etcd://USER:PASSWORD@10.0.0.1:2379/symmem, with %23, %2F, %3F and %40 for the characters #, /, ? and @")
-	case err != nil || u.Scheme == "" || u.Host == "":
-		return nil, errs.Invalid(op, "the store", strconv.Quote(Redacted(text)), "a URL such as etcd://10.0.0.1:2379,10.0.0.2:2379/symmem")
-	}
-	mu.Lock()
-	open := openers[u.Scheme]
-	mu.Unlock()
-	if open == nil {
-		return nil, errs.Advised(op, "the kind of the store", strconv.Quote(u.Scheme), strings.Join(Schemes(), ", "),
-			"a program that is to have another imports its package, such as github.com/symmem/symmem/group/durable/etcd")
+	u, open, err := find(text)
+	if err != nil {
+		return nil, err
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
 	return open(ctx, u, opts)
+}
+
+// Check looks at the URL of a store without opening that. It is ErrInvalid if that is no URL, or of a kind that this program has not; what else a kind wants of its URLs Open says.
+func Check(text string) error {
+	_, _, err := find(text)
+	return err
+}
+
+// find reads the URL of a store, and finds what opens its kind.
+func find(text string) (*url.URL, Opener, error) {
+	const op = "opening a store"
+	u, err := parse(text)
+	switch {
+	case err == nil && misplaced(u):
+		return nil, nil, errs.Invalid(op, "the store", strconv.Quote(Redacted(text)),
+			"a URL such as etcd://USER:PASSWORD@10.0.0.1:2379/symmem, with %23, %2F, %3F and %40 for the characters #, /, ? and @")
+	case err != nil || u.Scheme == "" || u.Host == "":
+		return nil, nil, errs.Invalid(op, "the store", strconv.Quote(Redacted(text)), "a URL such as etcd://10.0.0.1:2379,10.0.0.2:2379/symmem")
+	}
+	mu.Lock()
+	open := openers[u.Scheme]
+	mu.Unlock()
+	if open == nil {
+		return nil, nil, errs.Advised(op, "the kind of the store", strconv.Quote(u.Scheme), strings.Join(Schemes(), ", "),
+			"a program that is to have another imports its package, such as github.com/symmem/symmem/group/durable/etcd")
+	}
+	return u, open, nil
 }
 
 // parse is [url.Parse] for URLs with several hosts as well, with commas between them, which it takes for one: it has them only where none is an IPv6 address in brackets.

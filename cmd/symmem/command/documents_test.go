@@ -32,8 +32,8 @@ func TestDocumentedCommands(t *testing.T) {
 	pages = append(pages, root+"/README.md", root+"/CONTRIBUTING.md", root+"/SECURITY.md")
 
 	// What is typed: lines of blocks, and code in lines of text.
-	code := regexp.MustCompile("(?m)^ *(?:\\$ )?((?:[A-Z_]+=\\S* )*(?:\\./|go run \\./cmd/)?symmem (?:doctor|run|rendezvous|verify|bench|version|completion)\\b.*)$|" +
-		"`((?:[A-Z_]+=[^` ]* )*(?:\\./|go run \\./cmd/)?symmem (?:doctor|run|rendezvous|verify|bench|version|completion)\\b[^`]*)`")
+	code := regexp.MustCompile("(?m)^ *(?:\\$ )?((?:[A-Z_]+=\\S* )*(?:\\./|go run \\./cmd/)?symmem (?:doctor|run|rendezvous|verify|bench|tune|version|completion)\\b.*)$|" +
+		"`((?:[A-Z_]+=[^` ]* )*(?:\\./|go run \\./cmd/)?symmem (?:doctor|run|rendezvous|verify|bench|tune|version|completion)\\b[^`]*)`")
 	variable := regexp.MustCompile(`SYMMEM_[A-Z0-9_]*[A-Z0-9]`)
 	commands, variables := 0, 0
 	for _, page := range pages {

@@ -136,14 +136,17 @@ func TestRendezvousRefuses(t *testing.T) {
 		"an attempt":      {[]string{"--listen", "127.0.0.1:0", "--restart", "1"}, exit.Usage, "--restart is of one job"},
 		"no ranks":        {[]string{"--listen", "127.0.0.1:0", "--world-size", "0"}, exit.Usage, "is 0, which is no number of ranks"},
 		"one that stays":  {[]string{"--listen", "127.0.0.1:0", "--stay", "--world-size", "2"}, exit.Usage, "--stay is for any number of jobs, and world-size (flag --world-size), which is 2, for one"},
-		"jobs of anybody": {[]string{"--listen", "0.0.0.0:0"}, exit.Failure, "symmem: rendezvous: --listen is 0.0.0.0:0; allowed: a loopback"},
-		"a short token":   {[]string{"--listen", "0.0.0.0:0", "--token", "abc"}, exit.Failure, "rendezvous: the length of token (flag --token) is 3; allowed: at least 16 bytes where --listen, "},
+		"jobs of anybody": {[]string{"--listen", "0.0.0.0:0"}, exit.Usage, "symmem: rendezvous: --listen is 0.0.0.0:0; allowed: a loopback"},
+		"a short token":   {[]string{"--listen", "0.0.0.0:0", "--token", "abc"}, exit.Usage, "rendezvous: the length of token (flag --token) is 3; allowed: at least 16 bytes where --listen, "},
 		"arguments":       {[]string{"--listen", "127.0.0.1:0", "2"}, exit.Usage, "takes no arguments"},
 		"a rank's flag":   {[]string{"--listen", "127.0.0.1:0", "--world-size", "2", "--backend", "host"}, exit.Usage, "--backend is for ranks"},
-		"a bad address":   {[]string{"--listen", "nowhere", "--world-size", "2"}, exit.Failure, "symmem: --listen: listen tcp: address nowhere"},
+		"a bad address":   {[]string{"--listen", "nowhere", "--world-size", "2"}, exit.Usage, "symmem: --listen: listen tcp: address nowhere"},
+		"no port":         {[]string{"--listen", "127.0.0.1:99999"}, exit.Usage, "symmem: --listen: listen tcp: address 99999: invalid port"},
+		"no store":        {[]string{"--listen", "127.0.0.1:0", "--rendezvous-store", "nonsense"}, exit.Usage, `rendezvous-store (flag --rendezvous-store): ServeJobs: opening a store: the store is "nonsense"`},
+		"no store of one": {[]string{"--listen", "127.0.0.1:0", "--world-size", "2", "--rendezvous-store", "redis://here"}, exit.Usage, `the kind of the store is "redis"`},
 		"a busy port":     {[]string{"--listen", busy.Addr().String(), "--world-size", "2"}, exit.Failure, "in use"},
-		"open to anybody": {[]string{"--listen", "0.0.0.0:0", "--world-size", "2"}, exit.Failure, "SYMMEM_TOKEN"},
-		"too many":        {[]string{"--listen", "127.0.0.1:0", "--world-size", "99999"}, exit.Failure, "world-size (flag --world-size) is 99999; allowed: 1 to 16384"},
+		"open to anybody": {[]string{"--listen", "0.0.0.0:0", "--world-size", "2"}, exit.Usage, "SYMMEM_TOKEN"},
+		"too many":        {[]string{"--listen", "127.0.0.1:0", "--world-size", "99999"}, exit.Usage, "world-size (flag --world-size) is 99999; allowed: 1 to 16384"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := call(t, "", environ(), append([]string{"rendezvous"}, tt.args...)...)

@@ -34,6 +34,17 @@ func sortedLines(text string) []string {
 	return lines
 }
 
+// TestRunWithoutFolder: a name is looked for in PATH, and the error of one that is only in the working directory says how to write that.
+func TestRunWithoutFolder(t *testing.T) {
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.WriteFile("train", []byte("#!/bin/sh\n"), 0o700))
+	r := call(t, "", environ(), "run", "-n", "2", "--", "train")
+	assert.Equal(t, 127, r.status)
+	assert.Contains(t, r.err, "there is one in the working directory: ./train")
+	r = call(t, "", environ(), "run", "-n", "2", "--", "./train")
+	assert.Equal(t, 0, r.status, r.err)
+}
+
 func TestRunStatus(t *testing.T) {
 	notExecutable := filepath.Join(t.TempDir(), "plain")
 	require.NoError(t, os.WriteFile(notExecutable, []byte("text"), 0o600))

@@ -138,11 +138,16 @@ func TestTuneKeepsFiles(t *testing.T) {
 	gpu.Devices = []string{"NVIDIA A100-PCIE-40GB"}
 	text, err := gpu.Text()
 	require.NoError(t, err)
-	untouched(string(text), func() result { return tuned(t, environ(), "-n", "2", "--kind", "all_gather", "--output", file) }, exit.Failure, "name another file")
+	untouched(string(text), func() result {
+		r := tuned(t, environ(), "-n", "2", "--kind", "all_gather", "--output", file)
+		assert.Empty(t, r.out, "nothing was measured before the file was refused")
+		return r
+	}, exit.Failure, "name another file")
 	untouched("not a table", func() result { return tuned(t, environ(), "-n", "2", "--output", file) }, exit.Usage, "JSON")
-	host := &tuning.Table{Version: tuning.Version, Devices: []string{tuning.AnyDevice}, Link: tuning.LinkHost,
-		Rules: []tuning.Rule{{Collective: tuning.AllReduce, Ranks: 7, Source: tuning.Measured, Steps: []tuning.Step{{Form: "one_shot"}}}}}
-	text, err = host.Text()
+	here := filepath.Join(t.TempDir(), "here.json")
+	r := tuned(t, environ(), "-n", "2", "--kind", "broadcast", "--output", here)
+	require.Equal(t, exit.OK, r.status, r.err)
+	text, err = os.ReadFile(here)
 	require.NoError(t, err)
 	untouched(string(text), func() result { return tuned(t, environ(), "-n", "2", "--time", "1ns", "--output", file) }, exit.Failure, "measured nothing")
 	untouched(string(text), func() result {

@@ -64,7 +64,7 @@ func (l *Job) start(ends chan<- RankEnd, abandon <-chan struct{}, unread func())
 	}
 	path, err := exec.LookPath(l.Program)
 	if err != nil && !errors.Is(err, exec.ErrDot) {
-		return nil, release, fmt.Errorf("starting the ranks: %w", startError(err))
+		return nil, release, fmt.Errorf("starting the ranks: %w", startError(notFound(l.Program, err)))
 	}
 	if err != nil {
 		path = l.Program // found in the working directory, which PATH names: shells run it too
@@ -256,6 +256,14 @@ func (r *rankProcess) wait(children *Family, abandon <-chan struct{}) RankEnd {
 		}
 	}
 	return e
+}
+
+// notFound adds to the error of a name that is nowhere in PATH that a file in the working directory has it: go build leaves programs there.
+func notFound(name string, err error) error {
+	if info, statErr := os.Stat(name); errors.Is(err, exec.ErrNotFound) && statErr == nil && info.Mode().IsRegular() {
+		return fmt.Errorf("%w; there is one in the working directory: ./%s", err, name)
+	}
+	return err
 }
 
 // startError wraps the error of a program that could not be started, with the status that shells define for it.

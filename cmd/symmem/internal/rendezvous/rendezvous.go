@@ -120,10 +120,15 @@ var optionKeys = map[string]string{
 	"len(Job)": "job", "len(Token)": "token",
 }
 
-// refused makes of an error of package group about its options one about what the user has given for them. Any other is returned unchanged.
+// refused makes of an error of package group about its options one about what the user has given for them, an *exit.Error with status 2. Any other is returned unchanged.
 func refused(err error, addr address, cfg config.Config) error {
 	wrong, ok := errors.AsType[*errs.ArgumentError](err)
-	if !ok || wrong.Op != "Serve" && wrong.Op != "ServeJobs" {
+	switch {
+	case !ok:
+		return err
+	case wrong.Op == "opening a store":
+		return exit.UsageError(fmt.Errorf("%s: %w", named("rendezvous-store", cfg), err))
+	case wrong.Op != "Serve" && wrong.Op != "ServeJobs":
 		return err
 	}
 	told := *wrong
@@ -137,7 +142,7 @@ func refused(err error, addr address, cfg config.Config) error {
 	case key != "":
 		told.Arg = named(key, cfg)
 	}
-	return &told
+	return exit.UsageError(&told)
 }
 
 // serve serves the rendezvous at addr by a call of package group until that ends, or a signal asks to end.
@@ -159,7 +164,11 @@ func serve(ctx context.Context, p *process.Process, cfg config.Config, addr addr
 	var config net.ListenConfig
 	l, err := config.Listen(ctx, "tcp", addr.text)
 	if err != nil {
-		return fmt.Errorf("%s: %w", addr.of, err)
+		err = fmt.Errorf("%s: %w", addr.of, err)
+		if _, malformed := errors.AsType[*net.AddrError](err); malformed {
+			err = exit.UsageError(err)
+		}
+		return err
 	}
 	logger := slog.New(slog.DiscardHandler)
 	if level, ok := cfg.Level(); ok {

@@ -66,7 +66,7 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	if err := fleet.AloneHere("tune", p, cfg); err != nil {
 		return err
 	}
-	output, err := kept(o.OutputFile)
+	output, old, err := kept(o.OutputFile)
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,10 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	var where *measure.TunedMachine
 	var points []measure.Point
 	late := ""
-	end, err := f.Run(ctx, choice.Runs[0], func(m fleet.Message) {
+	var other error // the file is of another machine
+	measuring, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	end, err := f.Run(measuring, choice.Runs[0], func(m fleet.Message) {
 		var found measure.Tuned
 		if len(m.Work) > 0 {
 			_ = json.Unmarshal(m.Work, &found) // the same program has written it
@@ -94,6 +97,11 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 		switch {
 		case found.Machine != nil:
 			where = found.Machine
+			if old != nil {
+				if other = sameMachine(old, where.Devices, where.Link); other != nil {
+					giveUp() // now: measuring takes long
+				}
+			}
 		case found.Point != nil:
 			points = append(points, *found.Point)
 		case found.Late != "":
@@ -105,6 +113,9 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 		}
 	})
 	show.Clear()
+	if other != nil {
+		return fmt.Errorf("--output: %w", other)
+	}
 	switch {
 	case err != nil:
 	case end.Interrupted != nil:
@@ -143,8 +154,8 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 			if err != nil {
 				return nil, err
 			}
-			if !slices.Equal(old.Devices, table.Devices) || old.Link != table.Link {
-				return nil, fmt.Errorf("it is a table of %q over %s, and this machine has %q over %s: name another file", old.Devices, old.Link, table.Devices, table.Link)
+			if err := sameMachine(old, table.Devices, table.Link); err != nil { // written since
+				return nil, err
 			}
 			table = old.Merge(table)
 		}
@@ -208,19 +219,28 @@ func describe(m *measure.TunedMachine) string {
 const lockTime = 30 * time.Second
 
 // kept sees that the table that is in the file already can be read, whose rules for other numbers of ranks stay, and that a file can be written there. If not, the time to
-// say so is before measuring.
-func kept(path string) (*outfile.File, error) {
+// say so is before measuring. It returns that table too, or nil.
+func kept(path string) (*outfile.File, *tuning.Table, error) {
 	if path == "" {
-		return nil, nil
+		return nil, nil, nil
 	}
+	var old *tuning.Table
 	to, err := outfile.Plan(path)
 	if err == nil && to.Regular() {
-		_, _, err = tuning.Read(path)
+		old, _, err = tuning.Read(path)
 	}
 	if err != nil {
-		return nil, exit.UsageError(fmt.Errorf("--output: %w", err))
+		return nil, nil, exit.UsageError(fmt.Errorf("--output: %w", err))
 	}
-	return to, nil
+	return to, old, nil
+}
+
+// sameMachine refuses the table of a file whose rules cannot be in one table with those of a machine with these devices and this link.
+func sameMachine(old *tuning.Table, devices []string, link string) error {
+	if slices.Equal(old.Devices, devices) && old.Link == link {
+		return nil
+	}
+	return fmt.Errorf("it is a table of %q over %s, and this machine has %q over %s: name another file", old.Devices, old.Link, devices, link)
 }
 
 // teller reports to the parent. It is a measure.TuneReporter.
