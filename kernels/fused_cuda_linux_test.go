@@ -431,6 +431,31 @@ func TestRMSNormSpecialValues(t *testing.T) {
 	}
 }
 
+// TestRMSNormLongestRow: a row that is longer than its length can be counted with is refused, and says how long one may be.
+func TestRMSNormLongestRow(t *testing.T) {
+	onHostRanks(t, 1, func(ctx context.Context, m *memory.Memory, x, _ *tensor.Tensor) error {
+		for _, hidden := range []int64{mostHidden + 8, mostHidden} {
+			in, err := tensor.Zeros(ctx, m, tensor.BFloat16, 1, hidden)
+			if err == nil {
+				err = in.Rendezvous(ctx)
+			}
+			if err != nil {
+				return err
+			}
+			// Of one that is not too long, the weights are.
+			_, err = NewRMSNorm(ctx, in, RMSNorm{Weight: LocalOf(x.Local())}, nil)
+			bad, ok := errors.AsType[*errs.ArgumentError](err)
+			if want := map[bool]string{true: "in.Shape", false: "Weight.DType"}[hidden > mostHidden]; !ok || bad.Arg != want {
+				return fmt.Errorf("a row of %d: %w", hidden, err)
+			}
+			if err := in.Close(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // oneNaN makes every NaN of a dtype the same.
 func oneNaN(dtype tensor.DType, b []byte) {
 	load, store := float32Of(dtype)
