@@ -400,7 +400,8 @@ func TestOpenAutoWithMulticast(t *testing.T) {
 			wrong = errors.Join(wrong, fmt.Errorf("a form that was asked for: %v, %w", p, err))
 		}
 		// Whoever asks for the form would not come along to another one: that is told before anything is tried.
-		p, err = kernels.NewAllReduce(ctx, made[1], kernels.Sum, &kernels.AllReduceOptions{Algorithm: []kernels.Algorithm{kernels.Auto, kernels.OneShotMultimem, kernels.Auto}[r.Rank()]})
+		r.Memory().SetTuning(onlyStep(tuning.Step{Form: "two_shot_multimem"}, true))
+		p, err = kernels.NewAllReduce(ctx, made[1], kernels.Sum, &kernels.AllReduceOptions{Algorithm: []kernels.Algorithm{kernels.Auto, kernels.TwoShotMultimem, kernels.Auto}[r.Rank()]})
 		if !errors.Is(err, symmem.ErrMismatch) {
 			wrong = errors.Join(wrong, fmt.Errorf("a form that one rank has asked for: %v, %w", p, err))
 		}

@@ -26,7 +26,7 @@ const (
 	TwoShotPush                      // CUDA: push parts to their owners and results to all, without a barrier; f32, f16, bf16. Of a broadcast, parts are stored to the other ranks, which pass each chunk on as it comes, or each line where the message is whole vectors of 16 bytes and not long; every dtype
 	TwoShotPull                      // CUDA: load the own part of every input, store to every output, between barriers
 	TwoShotFlow                      // CUDA: push parts to their owners in laps, store results to every output
-	OneShotMultimem                  // CUDA: the NVLink switch adds; sums of f32, f16, bf16. In broadcast and all-gather it spreads; every dtype
+	OneShotMultimem                  // CUDA: the NVLink switch adds, for each rank by itself: the bits may differ from rank to rank; sums of f32, f16, bf16. In broadcast and all-gather it spreads; every dtype
 	TwoShotMultimem                  // CUDA: the NVLink switch adds and spreads; sums of f32, f16, bf16
 	Transfers                        // put parts to their owners and results to all; the form for peers without pointers
 	NCCL                             // NCCL's own all-reduce, on memory of backend nccl

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -449,4 +450,49 @@ func TestBarrierPlan(t *testing.T) {
 	require.NotEmpty(t, CollectiveAlgorithms("NewBarrier", device.Host))
 	require.Empty(t, CollectiveAlgorithms("NewNothing", device.Host))
 	require.Empty(t, CollectiveAlgorithms("NewNothing", device.CUDA))
+}
+
+// TestRanksDifferInABarrier: ranks that make barriers of other forms, or with other bounds, are told which, also where they have made nothing else before.
+func TestRanksDifferInABarrier(t *testing.T) {
+	differ := func(ctx context.Context, m *memory.Memory) error {
+		for _, c := range []struct {
+			of   [2]Options
+			text [2]string
+		}{
+			{[2]Options{{Algorithm: OneShot}, {Algorithm: Transfers}}, [2]string{"one_shot", "transfers"}},
+			{[2]Options{{MaxBlocks: 1}, {MaxBlocks: 2}}, [2]string{"at most 1 blocks", "at most 2 blocks"}},
+			{[2]Options{{FirstEpoch: 1}, {FirstEpoch: 2}}, [2]string{"first epoch 1", "first epoch 2"}},
+		} {
+			_, err := NewBarrier(ctx, m, &c.of[m.Group().Rank()])
+			var told *group.MismatchError
+			if !errors.As(err, &told) || !strings.Contains(told.Values[0], c.text[0]) || !strings.Contains(told.Values[1], c.text[1]) {
+				return fmt.Errorf("%v are not told: %w", c.text, errors.Join(err, errors.New("no such difference")))
+			}
+		}
+		// A rank's mistake is told as what it is.
+		var o Options
+		if m.Group().Rank() == 1 {
+			o.MaxBlocks = -1
+		}
+		if _, err := NewBarrier(ctx, m, &o); !errors.Is(err, errs.ErrInvalid) {
+			return fmt.Errorf("a bound below 0: %w", err)
+		}
+		p, err := NewBarrier(ctx, m, nil)
+		if err != nil {
+			return err
+		}
+		return p.Close(ctx)
+	}
+	t.Run("simulated", func(t *testing.T) {
+		onSimulated(t, 2, func(ctx context.Context, _ *simDevice, m *memory.Memory) error { return differ(ctx, m) })
+	})
+	t.Run("host", func(t *testing.T) {
+		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			m, err := newHostMemory(g)
+			if err != nil {
+				return err
+			}
+			return errors.Join(differ(ctx, m), m.Close(ctx))
+		}))
+	})
 }

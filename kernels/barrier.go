@@ -54,6 +54,13 @@ func newBarrier(ctx context.Context, m *memory.Memory, call string, o Options, f
 		chosen = farForm(m, library...)
 	}
 	s.Name = fmt.Sprintf("barrier, %s", chosen)
+	s.Parameters = fmt.Sprintf("at most %d blocks", o.MaxBlocks)
+	if s.Failure == nil && m.Device().Kind() == device.CUDA {
+		// There may have been no rendezvous. In whatever form: ranks that want others are told of these where the plan is made, and not that one of them has come to another call.
+		if err := m.MeetCapability(ctx); err != nil {
+			return nil, fmt.Errorf("preparing %s: %w", s.Name, err)
+		}
+	}
 	switch {
 	case s.Failure != nil:
 	case chosen == NCCL: // which has no barrier
@@ -64,9 +71,6 @@ func newBarrier(ctx context.Context, m *memory.Memory, call string, o Options, f
 	case chosen == Transfers:
 		s.Program = barrierProgram(m.Group().Size())
 	case m.Device().Kind() == device.CUDA:
-		if err := m.MeetCapability(ctx); err != nil { // there may have been no rendezvous
-			return nil, fmt.Errorf("preparing %s: %w", s.Name, err)
-		}
 		k := ptx.Meet(hopper(m))
 		image, err := ptx.Image(k.File)
 		s.Failure = err

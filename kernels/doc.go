@@ -6,7 +6,8 @@
 // run's flags from the last one's) is advanced by the kernel itself.
 //
 // Every rank gets the same bits: elements are combined in rank order, 0 first, by all forms of this package but the multimem ones and Hierarchical, and 16-bit floats are accumulated in float32
-// and rounded once at the end.
+// and rounded once at the end. Only with OneShotMultimem, which Auto does not take for it, and where each rank loads sums from the switch by itself, in whatever order that adds, may the bits of an all-reduce differ from rank to rank. Which bits a NaN
+// has each kind of device decides.
 //
 // # Forms
 //

@@ -333,3 +333,138 @@ func TestRMSNormBehindTheLastAddress(t *testing.T) {
 		return nil
 	})
 }
+
+// TestRMSNormSpecialValues: every form gives the bits of the host for rows of zeros without an epsilon, of infinities and of NaN, for rows that are longer than what the threads of a row keep, and for scales on
+// the device that are none.
+func TestRMSNormSpecialValues(t *testing.T) {
+	smallLimits(t)
+	inf, nan := float32(math.Inf(1)), float32(math.NaN())
+	const rows = 4
+	for i, algorithm := range []Algorithm{OneShotPush, TwoShotPush, TwoShotPull, Transfers} {
+		for k, size := range []int{2, 3} {
+			dtype := []tensor.DType{tensor.BFloat16, tensor.Float32, tensor.Float16}[(i+k)%3]
+			columns := []int64{64, 4104, 8208, 72}[(i+2*k)%4]
+			t.Run(fmt.Sprintf("size=%d/%s/%s/%d", size, algorithm, dtype, columns), func(t *testing.T) {
+				onSimulated(t, size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
+					load, store := float32Of(dtype)
+					all := rows * columns
+					in := func(rank int) []byte {
+						b := floats(dtype, all, uint64(rank))
+						x := make([]float32, all)
+						load(x, b)
+						clear(x[columns : 2*columns])
+						x[2*columns+5], x[3*columns+int64(rank)] = inf, nan
+						store(b, x)
+						return b
+					}
+					residual, weight := make([]byte, all*dtype.Bytes()), floats(dtype, columns, 1000)
+					ins := make([][]byte, size)
+					for r := range ins {
+						ins[r] = in(r)
+					}
+					sum := make([]byte, len(residual))
+					newReducer(dtype, Sum, size)(sum, ins, 0, all)
+					x, err := tensor.Zeros(ctx, m, dtype, rows, columns)
+					if err == nil {
+						err = x.Rendezvous(ctx)
+					}
+					if err != nil {
+						return err
+					}
+					local := func(dtype tensor.DType, n int64, b []byte) Local {
+						p, allocErr := dev.Alloc(n * dtype.Bytes())
+						if err = errors.Join(err, allocErr); allocErr == nil && b != nil {
+							err = errors.Join(err, dev.CopyFromHost(p, b))
+						}
+						return Local{p, dtype, n}
+					}
+					n := RMSNorm{Residual: local(dtype, all, residual), ResidualOut: local(dtype, all, nil), Weight: local(dtype, columns, weight), Out: local(dtype, all, nil),
+						Quantized: local(tensor.Uint8, all, nil), ScaleAt: local(tensor.Float32, 1, nil)}
+					s, streamErr := dev.NewStream()
+					if err := errors.Join(err, streamErr, dev.CopyFromHost(x.Ptr(), ins[m.Group().Rank()])); err != nil {
+						return err
+					}
+					plan, err := NewAllReduceRMSNorm(ctx, x, n, &Options{Algorithm: algorithm})
+					if err != nil {
+						return err
+					}
+					for _, scale := range []float32{0.25, 0, -0.5, inf, nan, 1e-40, math.MaxFloat32} {
+						want := hostRows{
+							rowBytes: columns * dtype.Bytes(), residual: residual, residualOut: make([]byte, len(residual)), weight: weight, out: make([]byte, len(residual)), quantized: make([]byte, all),
+							inverse: 1 / scale, x: make([]float32, columns), y: make([]float32, columns), weights: make([]float32, columns),
+							row: make([]byte, columns*dtype.Bytes()), lanes: make([]float32, normThreads(columns*dtype.Bytes())), perLine: int(16 / dtype.Bytes()),
+						}
+						want.load, want.store = load, store
+						want.all(sum)
+						err := errors.Join(dev.CopyFromHost(n.ScaleAt.Ptr, binary.LittleEndian.AppendUint32(nil, math.Float32bits(scale))), m.Group().Barrier(ctx, "filled"), plan.Run(s), s.Synchronize(ctx))
+						if err != nil {
+							return err
+						}
+						for _, o := range []struct {
+							name string
+							l    Local
+							want []byte
+						}{{"residual", n.ResidualOut, want.residualOut}, {"out", n.Out, want.out}, {"fp8", n.Quantized, want.quantized}} {
+							got := make([]byte, len(o.want))
+							if err := dev.CopyToHost(got, o.l.Ptr); err != nil {
+								return err
+							}
+							if o.l.DType != tensor.Uint8 { // of whatever bits a NaN is
+								oneNaN(dtype, got)
+								oneNaN(dtype, o.want)
+							}
+							for i := range got {
+								if got[i] != o.want[i] {
+									return fmt.Errorf("scale %v: byte %d of %d of %s is %#x, not %#x", scale, i, len(got), o.name, got[i], o.want[i])
+								}
+							}
+						}
+					}
+					err = errors.Join(plan.Close(ctx), s.Close(), x.Close(ctx))
+					for _, l := range []Local{n.Residual, n.ResidualOut, n.Weight, n.Out, n.Quantized, n.ScaleAt} {
+						err = errors.Join(err, dev.Free(l.Ptr))
+					}
+					return err
+				})
+			})
+		}
+	}
+}
+
+// TestRMSNormLongestRow: a row that is longer than its length can be counted with is refused, and says how long one may be.
+func TestRMSNormLongestRow(t *testing.T) {
+	onHostRanks(t, 1, func(ctx context.Context, m *memory.Memory, x, _ *tensor.Tensor) error {
+		for _, hidden := range []int64{mostHidden + 8, mostHidden} {
+			in, err := tensor.Zeros(ctx, m, tensor.BFloat16, 1, hidden)
+			if err == nil {
+				err = in.Rendezvous(ctx)
+			}
+			if err != nil {
+				return err
+			}
+			// Of one that is not too long, the weights are.
+			_, err = NewRMSNorm(ctx, in, RMSNorm{Weight: LocalOf(x.Local())}, nil)
+			bad, ok := errors.AsType[*errs.ArgumentError](err)
+			if want := map[bool]string{true: "in.Shape", false: "Weight.DType"}[hidden > mostHidden]; !ok || bad.Arg != want {
+				return fmt.Errorf("a row of %d: %w", hidden, err)
+			}
+			if err := in.Close(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// oneNaN makes every NaN of a dtype the same.
+func oneNaN(dtype tensor.DType, b []byte) {
+	load, store := float32Of(dtype)
+	x := make([]float32, int64(len(b))/dtype.Bytes())
+	load(x, b)
+	for i, v := range x {
+		if v != v {
+			x[i] = float32(math.NaN())
+		}
+	}
+	store(b, x)
+}

@@ -83,6 +83,8 @@ func TestWideLoops(t *testing.T) {
 	}
 	wideAndPlain[float32](t, rnd)
 	wideAndPlain[float64](t, rnd)
+	nansAlike(t, rnd, math.Float32frombits, math.Float32bits, 0x7f800000)
+	nansAlike(t, rnd, math.Float64frombits, math.Float64bits, 0x7ff0000000000000)
 	wideAndPlain[int8](t, rnd)
 	wideAndPlain[int16](t, rnd)
 	wideAndPlain[int32](t, rnd)
@@ -105,6 +107,28 @@ func wideAndPlain[T number](t *testing.T, rnd *rand.Rand) {
 			require.Equalf(t, want, got, "%s of %d elements of %T", op, n, x[0])
 			combiner(x[1:], x[1:], y[1:])
 			require.Equalf(t, want[1:n+1], x[1:], "%s of %d elements of %T, in place", op, n, x[0])
+		}
+	}
+}
+
+// nansAlike: of two that are no numbers, or one and a number, the wide loops give the bits that plain Go does. It must not show where in a tensor an element is.
+func nansAlike[T float32 | float64, B uint32 | uint64](t *testing.T, rnd *rand.Rand, from func(B) T, to func(T) B, exponent B) {
+	const n = 512
+	x, y, wide, plain := make([]T, n), make([]T, n), make([]T, n), make([]T, n)
+	for i := range x {
+		x[i], y[i] = from(exponent|B(rnd.Uint64())), from(exponent|B(rnd.Uint64()))
+		switch i % 4 {
+		case 0:
+			x[i] = 1
+		case 1:
+			y[i] = -1
+		}
+	}
+	for _, op := range []Op{Sum, Prod} {
+		newCombiner[T](op)(wide, x, y)
+		combine(op, plain, x, y)
+		for i := range x {
+			require.Equalf(t, to(plain[i]), to(wide[i]), "%s of %#x and %#x", op, to(x[i]), to(y[i]))
 		}
 	}
 }

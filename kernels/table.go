@@ -79,7 +79,8 @@ func chooseAllReduce(m *memory.Memory, tables *tuning.Set, asked Algorithm, kind
 		l.dtype = "" // rules for these were measured with sums, whose lines are all data
 	}
 	l.can = func(a Algorithm) bool {
-		return Supported(kind, a, dtype, op, size) && !(a.NeedsMulticast() && !castable(m)) && !avoided(a)
+		// Without having been asked for it nobody gets other bits than the other ranks.
+		return Supported(kind, a, dtype, op, size) && !(a.NeedsMulticast() && !castable(m)) && !(a == OneShotMultimem && asked == Auto) && !avoided(a)
 	}
 	c, ok := l.find()
 	switch {

@@ -71,6 +71,7 @@ func TestReadIsStrict(t *testing.T) {
 		"a lossy form":             {`"two_shot_pull"`, `"quantized_int8"`, []string{"rules[0].steps[2].form"}},
 		"a form of a library":      {`"two_shot_pull"`, `"nccl"`, []string{"rules[0].steps[2].form"}},
 		"multicast without it":     {`"two_shot_pull"`, `"two_shot_multimem"`, []string{"rules[0].steps[2].form", "only in a rule with multicast"}},
+		"ranks that may differ":    {`"steps": [`, `"multicast": true, "steps": [{"up_to": "1 KiB", "form": "one_shot_multimem"}, `, []string{"rules[0].steps[0].form", "one_shot_multimem"}},
 		"negative blocks":          {`"blocks": 64`, `"blocks": -1`, []string{"rules[0].steps[0].blocks is -1"}},
 		"a lap of another form":    {`"blocks": 64`, `"lap_bytes": "16 KiB"`, []string{"rules[0].steps[0].lap_bytes", "two_shot_flow"}},
 		"an odd lap":               {`"32 KiB"`, `"100 B"`, []string{"lap_bytes", "a multiple of 128"}},

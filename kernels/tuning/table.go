@@ -44,7 +44,7 @@ func Collectives() []string {
 
 // Forms lists the forms of a collective that a rule may take between devices behind links of a kind; nil for a collective or kind that there is not.
 // Those of libraries and those that others have registered are not among them, nor is one that is lossy. Nor are multimem forms of reductions to one rank or to
-// shares, which whoever is content with another order than that of the ranks asks for.
+// shares, which whoever is content with another order than that of the ranks asks for, nor one_shot_multimem of an all-reduce, whose bits may differ from rank to rank.
 func Forms(collective, link string) []string {
 	if !slices.Contains(Links(), link) {
 		return nil
@@ -55,7 +55,7 @@ func Forms(collective, link string) []string {
 		if host {
 			return []string{"one_shot", "two_shot", "transfers", "hierarchical"}
 		}
-		return []string{"one_shot_ll", "one_shot_push", "one_shot_pull", "two_shot_push", "two_shot_pull", "two_shot_flow", "one_shot_multimem", "two_shot_multimem", "transfers"}
+		return []string{"one_shot_ll", "one_shot_push", "one_shot_pull", "two_shot_push", "two_shot_pull", "two_shot_flow", "two_shot_multimem", "transfers"}
 	case AllReduceMany:
 		if host {
 			return []string{"one_shot", "two_shot", "transfers"}

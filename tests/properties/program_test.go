@@ -75,7 +75,7 @@ func draw(t *rapid.T, most int) *program {
 	}
 	d.groups = []modelGroup{{ranks: all, inside: -1}}
 	d.zeros(0)
-	kinds := []func(g int){d.zeros, d.fill, d.puts, d.puts, d.gets, d.putSignal, d.putSignal, d.putSignal, d.allReduce, d.allReduce, d.collective, d.collective, d.subGroup, d.closeTensor, d.closeGroup,
+	kinds := []func(g int){d.zeros, d.fill, d.puts, d.puts, d.gets, d.putSignal, d.putSignal, d.putSignal, d.allReduce, d.allReduce, d.collective, d.collective, d.shared, d.shared, d.dispatch, d.subGroup, d.closeTensor, d.closeGroup,
 		d.check, d.illegal}
 	for range rapid.IntRange(1, most).Draw(t, "steps") {
 		rapid.SampledFrom(kinds).Draw(t, "kind")(d.openGroup())

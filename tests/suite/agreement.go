@@ -149,6 +149,14 @@ func agreementCases() []Case {
 					return err
 				}
 			}
+			part, err := t.Sub(0, pick(e, 64, 63))
+			if err != nil {
+				return err
+			}
+			_, err = kernels.NewAllReduce(ctx, part, kernels.Sum, nil)
+			if err := namesAll(e, err, " of 64 f32", " of 63 f32"); err != nil {
+				return fmt.Errorf("numbers of elements: %w", err)
+			}
 			return t.Close(ctx)
 		}),
 		mk("plan_on_one_rank_fails", func(ctx context.Context, e *Env) error {

@@ -926,6 +926,23 @@ func collectiveErrors(ctx context.Context, e *Env, what string) error {
 				return fmt.Errorf("roots that differ: %w", err)
 			}
 		}
+		counted := c
+		if last == 1 {
+			counted.n /= 2
+		}
+		other, err := counted.on(e, o.wholes[0], o.wholes[1], o.at)
+		if err != nil {
+			return err
+		}
+		large := func(c collect) int64 {
+			in, out := c.elements(w)
+			return max(in, out)
+		}
+		half := c
+		half.n /= 2
+		if err := namesAll(e, with(other.parts[0], other.out()), fmt.Sprintf(" of %d f32", large(c)), fmt.Sprintf(" of %d f32", large(half))); err != nil {
+			return fmt.Errorf("numbers of elements that differ: %w", err)
+		}
 		if what == reduce || what == reduceScatter {
 			op := []kernels.Op{kernels.Sum, kernels.Max}[last]
 			if err := namesAll(e, refused(in, out, op, 0, nil), fmt.Sprintf(" %s ", kernels.Sum), fmt.Sprintf(" %s ", kernels.Max)); err != nil {

@@ -497,6 +497,14 @@ func normErrors(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
+	nothing, err := t.whole.Sub(normGuard, 4, 0)
+	if err != nil {
+		return err
+	}
+	scalar, err := t.whole.Sub(normGuard)
+	if err != nil {
+		return err
+	}
 	refused := func(in tensor.SymmetricTensor, n kernels.RMSNorm, opts *kernels.Options) error {
 		var all error
 		for _, make := range []func(context.Context, tensor.SymmetricTensor, kernels.RMSNorm, *kernels.Options) (*kernels.Plan, error){kernels.NewAllReduceRMSNorm, kernels.NewRMSNorm} {
@@ -523,6 +531,8 @@ func normErrors(ctx context.Context, e *Env) error {
 		wantError("no rendezvous", refused(fresh, t.n, nil), symmem.ErrNoRendezvous),
 		wantError("a dtype without kernels", refused(ints, t.n, nil), symmem.ErrUnsupported, "i32"),
 		wantArgument("rows of one element", refused(flat, t.n, nil), "multiples of 8"),
+		wantArgument("rows of nothing", refused(nothing, t.n, nil), "in.Shape", "[4 0]"),
+		wantArgument("a scalar", refused(scalar, t.n, nil), "in.Shape", "[]"),
 		wantArgument("an odd address", refused(odd, t.n, nil), "16"),
 		wantArgument("a negative bound", refused(t.in, t.n, &kernels.Options{MaxBlocks: -1}), "-1", "MaxBlocks"),
 		wantArgument("a negative epsilon", with(func(n *kernels.RMSNorm) { n.Epsilon = -1e-6 }), "Epsilon", "-1e-06"),
