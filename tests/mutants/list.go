@@ -2175,6 +2175,11 @@ var mutants = []mutant{
 		new: "Tensors:    []tensor.SymmetricTensor{a.in, a.in}",
 	},
 	{
+		file: "collective/spec.go", why: "a tensor that was closed before its plan's turn is a difference", tests: []stage{{"collective", "ClosedBeforeItsPlansTurn", usual}},
+		old: "\t\tfailure = p.check() // an earlier",
+		new: "\t\t_ = p.check // an earlier",
+	},
+	{
 		file: "collective/kernel.go", why: "an exclusive plan takes half of a device", tests: []stage{{"kernels", "TestExclusive", usual}},
 		old: "\tif f.plan.spec.Exclusive {", new: "\tif false {",
 	},
