@@ -326,6 +326,28 @@ func TestCallsThatDiffer(t *testing.T) {
 			_ = r.Synchronize(ctx) // in vain: each rank waits for the other one's second
 			return errors.Join(err, differs(r.AllReduce(ctx, x, kernels.Min), "order of the collective calls"))
 		},
+		"one rank records what the other runs": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
+			if err := errors.Join(r.AllReduce(ctx, x, kernels.Sum), r.Synchronize(ctx)); err != nil {
+				return err
+			}
+			twice := func() error { return errors.Join(r.AllReduce(ctx, x, kernels.Sum), r.AllReduce(ctx, x, kernels.Sum)) }
+			if r.Rank() == 0 {
+				s, err := r.Stream()
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(s.BeginCapture(), twice()); err != nil {
+					return err
+				}
+				g, err := s.EndCapture()
+				if err != nil {
+					return err
+				}
+				twice = func() error { return errors.Join(g.Launch(s), g.Close()) }
+			}
+			// It works, but the ranks would not drop the same plans.
+			return errors.Join(twice(), first(ctx, r, x, 8), differs(r.AllReduce(ctx, y, kernels.Sum), "order of the collective calls"))
+		},
 		"one finds its plan": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
 			if err := errors.Join(r.AllReduce(ctx, x, kernels.Sum), r.Synchronize(ctx)); err != nil {
 				return err
