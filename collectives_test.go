@@ -999,9 +999,15 @@ func TestCallsAfterALateRank(t *testing.T) {
 	})
 }
 
-// TestCloseEndsWithItsContext: Close with work that waits for a rank that has not come ends soon after its context, and has kept what the work is on; who calls a
-// collective meanwhile is not held up. Once the work has ended a second Close ends it.
+// TestCloseEndsWithItsContext: Close with work that waits for a rank that has not come ends soon after its context, whether that was cancelled or had a deadline, and has kept what the work is on; who
+// calls a collective meanwhile is not held up. Once the work has ended a second Close ends it.
 func TestCloseEndsWithItsContext(t *testing.T) {
+	for _, want := range []error{context.DeadlineExceeded, context.Canceled} {
+		t.Run(want.Error(), func(t *testing.T) { closeEndsWithItsContext(t, want) })
+	}
+}
+
+func closeEndsWithItsContext(t *testing.T, want error) {
 	tried := make(chan struct{})
 	onTwoLate(t, 40*time.Second, 7*time.Second, 2, func(ctx context.Context, r *symmem.Rank, all []*tensor.Tensor) error {
 		for _, x := range all {
@@ -1023,7 +1029,13 @@ func TestCloseEndsWithItsContext(t *testing.T) {
 				return err
 			}
 		}
-		soon, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		const while = 300 * time.Millisecond
+		soon, cancel := context.WithTimeout(ctx, while)
+		if errors.Is(want, context.Canceled) {
+			cancel()
+			soon, cancel = context.WithCancel(ctx)
+			time.AfterFunc(while, cancel)
+		}
 		defer cancel()
 		beside := make(chan error, 1)
 		go func() {
@@ -1039,7 +1051,7 @@ func TestCloseEndsWithItsContext(t *testing.T) {
 		}()
 		began := time.Now()
 		kept := r.Close(soon)
-		if took := time.Since(began); took > 10*time.Second || !errors.Is(kept, context.DeadlineExceeded) {
+		if took := time.Since(began); took > 10*time.Second || !errors.Is(kept, want) {
 			return fmt.Errorf("Close took %v: %w", took, kept)
 		}
 		if err := <-beside; err != nil {

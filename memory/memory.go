@@ -626,11 +626,15 @@ func (m *Memory) idleOrBroken(ctx context.Context, going ...*entry) (busy, broke
 // tellTime is how long a rank whose device is at work when the caller's context ends waits for the others, to tell them.
 const tellTime = 5 * time.Second
 
-// tellBy is until when it waits: several calls with one context that has ended wait no longer than one.
+// tellBy is until when it waits: several calls with one context that has ended wait no longer than one. A context does not say when it was cancelled: those of one turn count from when the first of
+// them has found that.
 func tellBy(ctx context.Context) time.Time {
-	now := time.Now()
-	if d, ok := ctx.Deadline(); ok && d.Before(now) {
-		now = d
+	since := time.Now()
+	if d, ok := ctx.Deadline(); ok && d.Before(since) {
+		since = d
+	}
+	if found, ok := ctx.Value(endedKey{}).(*atomic.Pointer[time.Time]); ok && ctx.Err() != nil && !found.CompareAndSwap(nil, &since) {
+		since = *found.Load()
 	}
 	return now.Add(tellTime)
 }
