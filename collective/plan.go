@@ -192,7 +192,7 @@ func (p *Plan) Err() error {
 // Close gives the plan back, and its workspace if that is large and no other plan has any of it. Collective: it waits for a Run that another
 // goroutine is in, for this rank's device and for all ranks. If ctx ends while the device still works, what the plan's kernels use stays until the rank closes, and Close
 // waits up to 5 seconds for the others, to tell them. Close
-// graphs that hold the plan first: where the CPU runs them, a launch afterwards is ErrClosed in its stream; a GPU writes into workspace that
+// graphs that hold the plan first: where the CPU runs them, a launch afterwards, or while Close waits for the others, is ErrClosed in its stream; a GPU writes into workspace that
 // may be another plan's. Ranks that close different plans all get ErrMismatch, and the workspace of these stays until the rank closes. Closing twice is ErrClosed.
 func (p *Plan) Close(ctx context.Context) error {
 	if err := errors.Join(p.made("Close"), errs.Given("Close", "ctx", ctx, "a context")); err != nil {
