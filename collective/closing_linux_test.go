@@ -8,8 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+
+	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -70,4 +74,107 @@ func (r *rank) launchWhileClosing(ctx context.Context, what string, form int) er
 		err = errors.Join(err, g.Close(), p.Close(ctx))
 	}
 	return err
+}
+
+// TestStreamThatIsBeingClosed: a plan whose stream is being closed, which waits for its kernel, still has its place on the device, and does not move to another stream before the kernel has ended.
+func TestStreamThatIsBeingClosed(t *testing.T) {
+	m := newMachine(2, map[string]fake{"still": still})
+	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
+		busy := func(is bool) error {
+			err := r.Barrier(ctx, "before")
+			m.Mu.Lock()
+			m.busy, m.late = is, is
+			m.Mu.Unlock()
+			return errors.Join(err, r.Barrier(ctx, "behind"))
+		}
+		plans, streams, err := r.large(ctx, collective.Spec{Name: "plan 1"}, collective.Spec{Name: "plan 2"})
+		if err != nil {
+			return err
+		}
+		p, err := collective.New(ctx, r.m, collective.Spec{Name: "plan 0", CUDA: &collective.Kernel{
+			Image: []byte(image), Function: "still", Blocks: 100, Threads: 32, EarlyEpoch: true, // so that nobody looks at records
+		}})
+		if err != nil {
+			return err
+		}
+		s, err := r.streams()
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(p.Run(s), plans[0].Run(streams[0]), busy(true)); err != nil {
+			return err
+		}
+		closed := make(chan error, 1)
+		go func() { closed <- s.Close() }()
+		for ctx.Err() == nil {
+			if _, asked := s.Query(); errors.Is(asked, errs.ErrClosed) {
+				break
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+		if told := plans[1].Run(streams[1]); !errors.Is(told, errs.ErrNoRoom) {
+			err = fmt.Errorf("beside a plan on a stream that is being closed: %w", told)
+		}
+		if told := p.Run(streams[1]); !errors.Is(told, errs.ErrTwoStreams) {
+			err = errors.Join(err, fmt.Errorf("a plan whose stream is being closed, on another one: %w", told))
+		}
+		if err := errors.Join(err, busy(false), <-closed); err != nil {
+			return err
+		}
+		if err := errors.Join(p.Run(streams[1]), plans[1].Run(streams[1])); err != nil {
+			return fmt.Errorf("when the stream is closed: %w", err)
+		}
+		return errors.Join(r.m.Device().Synchronize(ctx), p.Close(ctx), plans[0].Close(ctx), plans[1].Close(ctx), streams[0].Close(), streams[1].Close())
+	})
+	assert.Empty(t, m.left())
+}
+
+// TestMemoryThatIsBeingClosed: a plan of a sub-group's memory that is being closed, which waits for its kernel, still has its place on the device.
+func TestMemoryThatIsBeingClosed(t *testing.T) {
+	m := newMachine(2, map[string]fake{"still": still})
+	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
+		busy := func(is bool) error {
+			err := r.Barrier(ctx, "before")
+			m.Mu.Lock()
+			m.busy, m.late = is, is
+			m.Mu.Unlock()
+			return errors.Join(err, r.Barrier(ctx, "behind"))
+		}
+		plans, streams, err := r.large(ctx, collective.Spec{Name: "plan 1"}, collective.Spec{Name: "plan 2"})
+		if err != nil {
+			return err
+		}
+		g, err := r.Sub(ctx, []int{0, 1})
+		if err != nil {
+			return err
+		}
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		sub := memory.New(nearGPU{near, r.m.Device()}, g, &memory.Options{KernelTimeout: patience})
+		p, err := collective.New(ctx, sub, collective.Spec{Name: "of a sub-group", CUDA: &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 32}})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(p.Run(r.s), plans[0].Run(streams[0]), busy(true)); err != nil {
+			return err
+		}
+		closed := make(chan error, 1)
+		go func() { closed <- sub.Close(ctx) }()
+		for ctx.Err() == nil && sub.Closed() == nil {
+			time.Sleep(100 * time.Microsecond)
+		}
+		if told := plans[1].Run(streams[1]); !errors.Is(told, errs.ErrNoRoom) {
+			err = fmt.Errorf("beside a plan whose memory is being closed: %w", told)
+		}
+		if err := errors.Join(err, busy(false), <-closed); err != nil {
+			return err
+		}
+		if err := plans[1].Run(streams[1]); err != nil {
+			return fmt.Errorf("when the memory is closed: %w", err)
+		}
+		return errors.Join(r.m.Device().Synchronize(ctx), plans[0].Close(ctx), plans[1].Close(ctx), streams[0].Close(), streams[1].Close(), p.Close(ctx), g.Close(ctx))
+	})
+	assert.Empty(t, m.left())
 }

@@ -131,11 +131,14 @@ func (t *tenant) others(all map[*tenant]bool, s device.Stream, look bool) (taken
 	return taken, len(largest)
 }
 
-// gone reports whether a stream is closed. It asks by what does not wait for a launch that is being enqueued there: the plans of other ranks of the process, for
-// which that launch may wait, need tenants meanwhile.
+// gone reports whether a stream is closed and has come to its end: one whose Close waits for its work, or has given that up, may still be at a plan's. It asks by what does not wait
+// for a launch that is being enqueued there: the plans of other ranks of the process, for which that launch may wait, need tenants meanwhile.
 func gone(s device.Stream) bool {
-	_, err := s.Query()
-	return errors.Is(err, errs.ErrClosed)
+	if _, err := s.Query(); !errors.Is(err, errs.ErrClosed) {
+		return false
+	}
+	e, tells := s.(interface{ Ended() bool })
+	return !tells || e.Ended()
 }
 
 // leave gives the plan's place back.

@@ -2180,6 +2180,11 @@ var mutants = []mutant{
 		new: "\t\t_ = p.check // an earlier",
 	},
 	{
+		file: "collective/room.go", why: "streams that are being closed have ended", tests: []stage{{"collective", "StreamThatIsBeingClosed", usual}},
+		old: "return !tells || e.Ended()",
+		new: "return !tells || e != nil",
+	},
+	{
 		file: "collective/spec.go", why: "ranks do not compare a plan's first epoch", tests: inCollective,
 		old: "fmt.Sprintf(\"first epoch %d\", s.FirstEpoch)",
 		new: "fmt.Sprintf(\"first epoch %d\", s.FirstEpoch*0)",
