@@ -12,6 +12,7 @@ import (
 
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/collective"
+	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
@@ -177,4 +178,47 @@ func TestMemoryThatIsBeingClosed(t *testing.T) {
 		return errors.Join(r.m.Device().Synchronize(ctx), plans[0].Close(ctx), plans[1].Close(ctx), streams[0].Close(), streams[1].Close(), p.Close(ctx), g.Close(ctx))
 	})
 	assert.Empty(t, m.left())
+}
+
+// TestPlanClosedWhileRecorded: a plan with a lane that is closed while a run of it is being recorded is closed, also on a device that outlives its memory: what the capture still has of it goes with
+// the memory.
+func TestPlanClosedWhileRecorded(t *testing.T) {
+	onRanks(t, 2, patience, onHost, func(ctx context.Context, r *rank) error {
+		d := r.m.Device().(*devhost.Device)
+		g, err := r.Sub(ctx, []int{0, 1})
+		if err != nil {
+			return err
+		}
+		near, err := host.New(g, &host.Options{Device: d})
+		if err != nil {
+			return err
+		}
+		sub := memory.New(near, g, &memory.Options{KernelTimeout: patience})
+		had := d.Stats().Streams
+		p, err := collective.New(ctx, sub, collective.Spec{Name: "recorded", Program: &collective.Program{
+			Signals: 1, Lane: true, Build: func(_ context.Context, b *collective.Builder) error {
+				b.Signal(0)
+				b.Wait(0)
+				return nil
+			},
+		}})
+		if err != nil {
+			return err
+		}
+		err = errors.Join(r.s.BeginCapture(), p.Run(r.s), p.Close(ctx))
+		graph, ended := r.s.EndCapture()
+		if err := errors.Join(err, ended); err != nil {
+			return err
+		}
+		if told := errors.Join(graph.Launch(r.s), r.s.Synchronize(ctx)); told != nil && !errors.Is(told, errs.ErrClosed) {
+			return fmt.Errorf("the graph: %w", told)
+		}
+		if err := errors.Join(graph.Close(), sub.Close(ctx), g.Close(ctx)); err != nil {
+			return err
+		}
+		if n := d.Stats().Streams; n != had {
+			return fmt.Errorf("the device has %d streams, and had %d", n, had)
+		}
+		return nil
+	})
 }
