@@ -12,6 +12,7 @@ import (
 
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
@@ -221,4 +222,71 @@ func TestPlanClosedWhileRecorded(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestPlanBesideGraphsOfTheLast: a plan has its workspace for itself, and all zeros at first, though another goroutine goes on launching a graph of the plan that had the workspace before.
+func TestPlanBesideGraphsOfTheLast(t *testing.T) {
+	for form := range 3 {
+		t.Run(fmt.Sprintf("form=%d", form), func(t *testing.T) {
+			onRanks(t, 2, 300*time.Millisecond, onHost, func(ctx context.Context, r *rank) error {
+				other, err := r.streams()
+				if err != nil {
+					return err
+				}
+				for round := range 6 {
+					if err := r.planBesideGraph(ctx, form, round, other); err != nil {
+						return fmt.Errorf("round %d: %w", round, err)
+					}
+				}
+				return other.Close()
+			})
+		})
+	}
+}
+
+func (r *rank) planBesideGraph(ctx context.Context, form, round int, other device.Stream) error {
+	spec := broadcast(r.x, 0)
+	if form > 0 {
+		spec = r.program(form == 2, func(b *collective.Builder) {
+			b.Send(0, collective.Put{Peer: 1 - b.Rank(), Tensor: collective.ToWorkspace, Local: r.x.Ptr(), Bytes: 64})
+			b.Wait(0)
+			b.Signal(1)
+			b.Join()
+			b.Finish(1)
+		})
+	}
+	last, err := collective.New(ctx, r.m, spec)
+	if err != nil {
+		return err
+	}
+	g, err := r.graph(last)
+	if err := errors.Join(err, r.fill(r.x, round)); err != nil {
+		return err
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(100 * time.Microsecond):
+				_, _ = g.Launch(other), other.Synchronize(ctx) // in vain, most often
+			}
+		}
+	}()
+	if r.Rank() == round%2 {
+		time.Sleep(time.Duration(round%5) * time.Millisecond)
+	}
+	err = last.Close(ctx)
+	next, newErr := collective.New(ctx, r.m, broadcast(r.x, 1)) // which looks for zeros
+	if err := errors.Join(err, newErr); err != nil {
+		return err
+	}
+	for run := range 3 {
+		err = errors.Join(err, r.fill(r.x, run), next.Run(r.s), r.s.Synchronize(ctx), r.check(r.x, run, 1))
+	}
+	close(stop)
+	<-stopped
+	return errors.Join(err, next.Close(ctx), g.Close())
 }
