@@ -452,13 +452,13 @@ func (c *planCache) make(ctx context.Context, what *call, create func(ctx contex
 
 // enqueue runs a plan. It counts also if it does not run: the ranks have called alike, and it may have failed on some of them only.
 func (c *planCache) enqueue(p *cachedPlan, s device.Stream) error {
-	number := p.number
+	what := (p.number + 1) << 1
 	if s.Capturing() {
 		p.recorded = true
-		number |= 1 << 63 // every rank knows which plans are recorded
+		what |= 1 // every rank knows which plans are recorded; not the highest bit, of which two would undo each other
 	}
 	c.ran++
-	c.history = (c.history ^ number) * 1099511628211 // FNV-1a, by words
+	c.history = (c.history ^ what) * 1099511628211 // FNV-1a, by words
 	return p.plan.Run(s)
 }
 

@@ -135,7 +135,7 @@ func (p *Plan) idle() (bool, error) {
 	}
 	done, err := (*s).Query()
 	if errors.Is(err, errs.ErrClosed) {
-		return true, nil
+		return gone(*s), nil
 	}
 	return done, err
 }
@@ -163,7 +163,7 @@ func (p *Plan) usable() error {
 // over reports whether the plan takes nothing of its device any more, and never will. Memory that it works on was given back: that waited for the device, and no run
 // comes after it. (The close of a slice does not wait, and so does not count.) Or it was closed while the device was at work, and its stream has come to its end since.
 func (p *Plan) over() bool {
-	if errors.Is(p.memory.Err(), errs.ErrClosed) || p.released() != nil {
+	if p.released() != nil {
 		return true
 	}
 	if !p.closed.Load() {
@@ -173,8 +173,8 @@ func (p *Plan) over() bool {
 	if on == nil {
 		return false
 	}
-	ended, err := (*on).Query() // of one that is recorded it says neither; and see gone
-	return ended || errors.Is(err, errs.ErrClosed)
+	ended, _ := (*on).Query() // of one that is recorded it says nothing
+	return ended || gone(*on)
 }
 
 // Err returns the error of the first run that failed, or nil. Such a plan cannot go on: the ranks no longer agree how often it
@@ -192,7 +192,7 @@ func (p *Plan) Err() error {
 // Close gives the plan back, and its workspace if that is large and no other plan has any of it. Collective: it waits for a Run that another
 // goroutine is in, for this rank's device and for all ranks. If ctx ends while the device still works, what the plan's kernels use stays until the rank closes, and Close
 // waits up to 5 seconds for the others, to tell them. Close
-// graphs that hold the plan first: where the CPU runs them, a launch afterwards is ErrClosed in its stream; a GPU writes into workspace that
+// graphs that hold the plan first: where the CPU runs them, a launch afterwards, or while Close waits for the others, is ErrClosed in its stream; a GPU writes into workspace that
 // may be another plan's. Ranks that close different plans all get ErrMismatch, and the workspace of these stays until the rank closes. Closing twice is ErrClosed.
 func (p *Plan) Close(ctx context.Context) error {
 	if err := errors.Join(p.made("Close"), errs.Given("Close", "ctx", ctx, "a context")); err != nil {

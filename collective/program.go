@@ -653,6 +653,9 @@ func (w *programWork) close() error {
 	var err error
 	if w.lane != nil {
 		err = w.lane.Close()
+		if _, recorded := errors.AsType[*device.CaptureError](err); recorded { // in a capture that has not ended
+			err = w.plan.memory.AtRelease(w.lane.Close)
+		}
 	}
 	for _, e := range []device.Event{w.forked, w.joined, w.ended} {
 		if e != nil {

@@ -93,7 +93,7 @@ func (t *tenant) settle(s device.Stream) error {
 		all = map[*tenant]bool{}
 		tenants.of[t.device] = all
 	}
-	maps.DeleteFunc(all, func(o *tenant, _ bool) bool { return o != t && o.over() }) // which nobody may ever close
+	maps.DeleteFunc(all, func(o *tenant, _ bool) bool { return o != t && o.forget() }) // which nobody may ever close
 	taken, streams := t.others(all, s, false)
 	if t.takes+taken > t.most+1e-9 {
 		taken, streams = t.others(all, s, true)
@@ -104,6 +104,15 @@ func (t *tenant) settle(s device.Stream) error {
 	all[t] = true
 	t.stream.Store(&s)
 	return nil
+}
+
+// forget reports whether the plan is over, and no longer counts. Should its memory be kept after all, its next run counts it again.
+func (t *tenant) forget() bool {
+	if !t.over() {
+		return false
+	}
+	t.stream.Store(nil)
+	return true
 }
 
 // others adds up what the plans on streams other than s take: on each, the largest. look says to leave out closed streams.
@@ -122,11 +131,14 @@ func (t *tenant) others(all map[*tenant]bool, s device.Stream, look bool) (taken
 	return taken, len(largest)
 }
 
-// gone reports whether a stream is closed. It asks by what does not wait for a launch that is being enqueued there: the plans of other ranks of the process, for
-// which that launch may wait, need tenants meanwhile.
+// gone reports whether a stream is closed and has come to its end: one whose Close waits for its work, or has given that up, may still be at a plan's. It asks by what does not wait
+// for a launch that is being enqueued there: the plans of other ranks of the process, for which that launch may wait, need tenants meanwhile.
 func gone(s device.Stream) bool {
-	_, err := s.Query()
-	return errors.Is(err, errs.ErrClosed)
+	if _, err := s.Query(); !errors.Is(err, errs.ErrClosed) {
+		return false
+	}
+	e, tells := s.(interface{ Ended() bool })
+	return !tells || e.Ended()
 }
 
 // leave gives the plan's place back.

@@ -105,8 +105,12 @@ func TestTenants(t *testing.T) {
 	s[2].closed = true
 	require.NoError(t, c.move(s[1]), "what was on the closed stream has ended")
 	over = true
-	require.NoError(t, plan(0.9).move(&namedStream{}), "what was in memory that is closed has ended")
+	large := plan(0.9)
+	require.NoError(t, large.move(&namedStream{}), "what was in memory that is closed has ended")
 	over = false
+	require.ErrorIs(t, c.move(s[1]), errs.ErrNoRoom, "memory that is kept after all has plans that count")
+	large.leave()
+	require.NoError(t, c.move(s[1]))
 	for p := range tenants.of[t.Name()] {
 		p.leave()
 	}

@@ -123,6 +123,9 @@ func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 // prepare makes the plan in its form. Collective, as one call of the memory: what another did between its steps on one rank, it might do before or behind them on another.
 func (p *Plan) prepare(ctx context.Context, form form, failure error) error {
 	m := p.memory
+	if failure == nil {
+		failure = p.check() // an earlier call, which this one has waited for, may have closed the memory, or somebody a tensor
+	}
 	request := memory.WorkspaceRequest{Failure: failure, Purpose: p.purpose(form, failure)}
 	if failure == nil {
 		request.Offer, request.Failure = form.offer()

@@ -351,3 +351,31 @@ func TestClosedMemoryIsForgotten(t *testing.T) {
 	})
 	assert.Zero(t, collective.Tenants())
 }
+
+// TestTensorClosedBeforeItsPlansTurn: a tensor that one rank closes while its New waits behind an earlier call is ErrClosed on all ranks, and no difference between them.
+func TestTensorClosedBeforeItsPlansTurn(t *testing.T) {
+	onRanks(t, 2, patience, onHost, func(ctx context.Context, r *rank) error {
+		part, err := r.x.Sub(10, 20)
+		if err != nil {
+			return err
+		}
+		spec := collective.Spec{Name: "late", Tensors: []tensor.SymmetricTensor{part}, Host: func(*collective.Addresses) (collective.HostKernel, error) {
+			return func(*collective.HostRun) error { return nil }, nil
+		}}
+		if r.Rank() == 1 {
+			return r.refused(ctx, spec, errs.ErrClosed)
+		}
+		in, let := make(chan struct{}), make(chan struct{})
+		held := make(chan error, 1)
+		go func() {
+			held <- r.m.InTurn(ctx, "a test", func(context.Context, error) error { close(in); <-let; return nil })
+		}()
+		<-in
+		refused := make(chan error, 1)
+		go func() { refused <- r.refused(ctx, spec, errs.ErrClosed) }()
+		time.Sleep(aWhile) // it waits for its turn
+		err = part.Close(ctx)
+		close(let)
+		return errors.Join(err, <-held, <-refused)
+	})
+}

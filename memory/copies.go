@@ -137,7 +137,7 @@ func (c *copies) give(p *preparedCopy) error {
 }
 
 // freed reports whether memory of the copy was freed.
-func (p *preparedCopy) freed() bool { return p.local.gone.Load() || p.key.window.entry.gone.Load() }
+func (p *preparedCopy) freed() bool { return p.local.released() || p.key.window.entry.released() }
 
 // forget closes the copies that have to do with memory that was freed. The device does not work on it any more.
 func (c *copies) forget(e *entry) error {

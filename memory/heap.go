@@ -75,6 +75,7 @@ type HeapAllocation struct {
 
 	mu     sync.Mutex
 	freed  bool
+	ended  bool // nothing works on it any more, and what was kept for it is freed
 	tables []device.Ptr
 }
 
@@ -397,7 +398,7 @@ func (a *HeapAllocation) Keep(p device.Ptr) {
 		return
 	}
 	a.mu.Lock()
-	ended := a.entry.gone.Load() // and nobody comes for tables again
+	ended := a.ended // and nobody comes for tables again
 	if !ended {
 		a.tables = append(a.tables, p)
 	}
@@ -568,10 +569,10 @@ func (h *Heap) settle(ctx context.Context, going []*HeapAllocation) error {
 func (a *HeapAllocation) end() error {
 	a.entry.closing.Store(true)
 	a.entry.gone.Store(true)
-	a.window.closed.Store(true)
 	err := a.heap.memory.copies.forget(a.entry)
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.ended = true
 	for _, p := range a.tables {
 		if freeErr := a.heap.memory.device.Free(p); !errors.Is(freeErr, errs.ErrClosed) { // else the device has gone, and its memory with it
 			err = errors.Join(err, freeErr)

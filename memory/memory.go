@@ -54,7 +54,8 @@ type Memory struct {
 
 	closed   atomic.Bool // Close was called; set under mu
 	again    atomic.Bool // the last Close has kept everything, and can be called again
-	released atomic.Bool // Close has given everything back: work that a graph has kept must not touch it
+	gone     atomic.Bool // Close gives everything back, or has: work that a graph has kept must not touch it
+	released atomic.Bool // Close has heard that nobody's device is at work
 
 	mu        sync.Mutex
 	entries   []*entry       // sorted by address, empty allocations first
@@ -95,8 +96,11 @@ type entry struct {
 
 	uses    atomic.Int64 // calls that enqueue work on it at this moment
 	closing atomic.Bool  // no more work is enqueued on it
-	gone    atomic.Bool  // it was released: work that a graph has kept must not touch it
+	gone    atomic.Bool  // it is being released, or was: work that a graph has kept must not touch it
 }
+
+// released reports whether work that a graph has kept must not touch the allocation, or the heap that it is a piece of, any more.
+func (e *entry) released() bool { return e.gone.Load() || e.whole != nil && e.whole.gone.Load() }
 
 // use begins enqueueing work on the allocation, unless it is being freed, or the heap that it is a piece of; then the answer is ErrClosed. unuse ends it.
 func (e *entry) use() error {
@@ -268,7 +272,7 @@ func (m *Memory) Closed() error {
 
 // kept is the error of work that a graph has kept until the memory was closed; nil before.
 func (m *Memory) kept() error {
-	if m.released.Load() {
+	if m.gone.Load() {
 		return m.Closed()
 	}
 	return nil
@@ -563,12 +567,12 @@ func (m *Memory) freeEntry(ctx context.Context, e *entry, gaveUp error) error {
 	switch {
 	case e.window != nil || e.untold:
 		// Ranks that free different memory at once are told: each would go on with what a peer has freed.
-		busy, err = m.quiesce(ctx, fmt.Sprintf("freeing what rendezvous %d has mapped", e.number), e.left, gaveUp, e)
+		busy, err = m.quiesce(ctx, fmt.Sprintf("freeing what rendezvous %d has mapped", e.number), e.left, gaveUp, e.gone.Store, e)
 		e.left = busy != nil
 	case gaveUp != nil:
 		busy = gaveUp
 	case a.Bytes() > 0:
-		busy, err = m.idleOrBroken(ctx, e)
+		busy, err = m.settle(ctx, e.gone.Store, e)
 	}
 	if busy != nil {
 		e.closing.Store(false)
@@ -623,26 +627,44 @@ func (m *Memory) idleOrBroken(ctx context.Context, going ...*entry) (busy, broke
 	return nil, broken
 }
 
+// settle is idleOrBroken for memory that is given back then: gone tells work that a graph has kept that it must not touch that memory any more. It is told so when the device is idle, and what a
+// graph has begun meanwhile ends before settle does: else that would work on memory that is released under it, as the caller waits for the other ranks first. gone is taken back if the device is busy.
+func (m *Memory) settle(ctx context.Context, gone func(bool), going ...*entry) (busy, broken error) {
+	if busy, broken = m.idleOrBroken(ctx, going...); busy != nil {
+		return busy, broken
+	}
+	gone(true)
+	if busy, broken = m.idleOrBroken(ctx); busy != nil {
+		gone(false)
+	}
+	return busy, broken
+}
+
 // tellTime is how long a rank whose device is at work when the caller's context ends waits for the others, to tell them.
 const tellTime = 5 * time.Second
 
-// tellBy is until when it waits: several calls with one context that has ended wait no longer than one.
+// tellBy is until when it waits: several calls with one context that has ended wait no longer than one. A context does not say when it was cancelled: those of one turn count from when the first of
+// them has found that.
 func tellBy(ctx context.Context) time.Time {
-	now := time.Now()
-	if d, ok := ctx.Deadline(); ok && d.Before(now) {
-		now = d
+	since := time.Now()
+	if d, ok := ctx.Deadline(); ok && d.Before(since) {
+		since = d
 	}
-	return now.Add(tellTime)
+	if found, ok := ctx.Value(endedKey{}).(*atomic.Pointer[time.Time]); ok && ctx.Err() != nil && !found.CompareAndSwap(nil, &since) {
+		since = *found.Load()
+	}
+	return since.Add(tellTime)
 }
 
 // quiesce waits until this rank's device has nothing left to do and every rank has said so. Every rank comes to the vote,
 // even one whose device does not finish in time (busy); one that has voted before (left) does not vote again. Over a backend that
 // may move data behind the device's back, this rank is busy as long as a peer that lives is, whose library may still write its memory,
-// and all vote again. That this rank's context is lost is an error, and keeps nothing. A rank that gave up before its turn came is busy, whatever its device does.
-func (m *Memory) quiesce(ctx context.Context, op string, left bool, gaveUp error, going ...*entry) (busy, lost error) {
+// and all vote again. That this rank's context is lost is an error, and keeps nothing. A rank that gave up before its turn came is busy, whatever its device does. For gone see settle; it is taken back
+// where this rank is busy.
+func (m *Memory) quiesce(ctx context.Context, op string, left bool, gaveUp error, gone func(bool), going ...*entry) (busy, lost error) {
 	var broken error
 	if busy = gaveUp; busy == nil {
-		busy, broken = m.idleOrBroken(ctx, going...)
+		busy, broken = m.settle(ctx, gone, going...)
 	}
 	_, behind := backend.QuiescerOf(m.backend)
 	if left && !behind {
@@ -663,6 +685,7 @@ func (m *Memory) quiesce(ctx context.Context, op string, left bool, gaveUp error
 		err = errors.Join(broken, err)
 	}
 	if behind && busy == nil && err != nil && !alone && !onlyBroken(err) {
+		gone(false)
 		return err, nil
 	}
 	return busy, err
@@ -688,10 +711,6 @@ func inUse(busy error) string {
 // release unmaps and releases one allocation on this rank.
 func (m *Memory) release(ctx context.Context, e *entry) error {
 	ctx = context.WithoutCancel(ctx)
-	e.gone.Store(true)
-	if e.window != nil {
-		e.window.closed.Store(true)
-	}
 	var err error
 	if h := e.heap; h != nil {
 		err = h.end()
@@ -737,7 +756,12 @@ func (m *Memory) close(ctx context.Context, gaveUp error) error {
 	var busy, err error
 	switch {
 	case !m.agreed:
-		busy, err = m.quiesce(ctx, "closing", m.left, gaveUp, going...)
+		busy, err = m.quiesce(ctx, "closing", m.left, gaveUp, func(is bool) {
+			m.gone.Store(is)
+			for _, e := range going {
+				e.gone.Store(is)
+			}
+		}, going...)
 	case gaveUp != nil:
 		busy = gaveUp
 	default: // the others have closed theirs, and come to no vote

@@ -45,9 +45,10 @@ type SignalsOptions struct {
 // signalUser is the plan that has signals; the memory's own signals have none.
 type signalUser struct {
 	SignalsOptions
-	dead   atomic.Bool
-	why    atomic.Pointer[error] // it is dead
-	closed atomic.Bool           // and so dead: only a graph can still ask, and is told each time
+	workspace *Workspace // that the signals are in; nil for none
+	dead      atomic.Bool
+	why       atomic.Pointer[error] // it is dead
+	closed    atomic.Bool           // and so dead: only a graph can still ask, and is told each time
 }
 
 // begin is how many signals have come on a channel when the plan begins.
@@ -70,10 +71,17 @@ func (u *signalUser) failedBefore() bool {
 		return false
 	case u.dead.Load():
 		return true
-	case u.GaveUp == nil:
-		return false
 	}
-	err := u.GaveUp()
+	var err error
+	if u.workspace != nil { // it may be another plan's soon: a graph that still has this one must not write to it
+		err = u.workspace.Err()
+	}
+	switch {
+	case err != nil:
+		err = fmt.Errorf("%s: %w", u.Op, err)
+	case u.GaveUp != nil:
+		err = u.GaveUp()
+	}
 	if err != nil {
 		u.keep(err)
 		u.dead.Store(true)
@@ -170,7 +178,7 @@ func (w *Workspace) makeSignals(ctx context.Context, offset int64, o *SignalsOpt
 			return nil, fmt.Errorf("making the signals of %s: %w", o.Op, err)
 		}
 	}
-	user := &signalUser{SignalsOptions: *o}
+	user := &signalUser{SignalsOptions: *o, workspace: w}
 	if user.Failed == nil {
 		user.Failed = func(err error) error { return err }
 	}

@@ -371,7 +371,7 @@ func (s side) freed() error {
 // freedSides is an error if memory of any side was freed.
 func freedSides(sides []side) error {
 	for _, s := range sides {
-		if s.gone.Load() {
+		if s.released() {
 			return s.freed()
 		}
 	}

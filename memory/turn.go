@@ -88,6 +88,9 @@ type held struct {
 // heldKey is the key of a turn's held in contexts.
 type heldKey struct{ of *turn }
 
+// endedKey is the key, in contexts of a turn and of turns in it, of when a call has found that the context has ended: see tellBy.
+type endedKey struct{}
+
 // within gives the turn's held of a context: nil outside of the turn.
 func (t *turn) within(ctx context.Context) *held {
 	if h, ok := ctx.Value(heldKey{t}).(*held); ok && !h.over.Load() {
@@ -116,7 +119,11 @@ func (t *turn) doAt(ctx context.Context, what string, call func(ctx context.Cont
 				p.leave()
 			}
 		}()
-		return call(context.WithValue(ctx, heldKey{t}, h), gaveUp)
+		ctx = context.WithValue(ctx, heldKey{t}, h)
+		if ctx.Value(endedKey{}) == nil {
+			ctx = context.WithValue(ctx, endedKey{}, new(atomic.Pointer[time.Time]))
+		}
+		return call(ctx, gaveUp)
 	}
 	for _, p := range places {
 		if gaveUp := p.wait(ctx, what); gaveUp != nil {

@@ -17,10 +17,9 @@ type Window struct {
 	entry   *entry          // of the allocation
 	mapping backend.Mapping // nil for an empty allocation
 	number  uint64          // of its rendezvous, the same on every rank
-	closed  atomic.Bool
-	whole   *Window // of the heap, for the window of one of its allocations; else nil
-	near    []bool  // by rank: its copy has an address here
-	adopted bool    // some rank has adopted its copy
+	whole   *Window         // of the heap, for the window of one of its allocations; else nil
+	near    []bool          // by rank: its copy has an address here
+	adopted bool            // some rank has adopted its copy
 
 	multicast   atomic.Uint64         // the multicast address, 0 before EnableMulticast
 	noMulticast atomic.Pointer[error] // why the last EnableMulticast failed
@@ -76,12 +75,12 @@ func (w *Window) Bytes() int64 {
 // a rank that is alone on its island cannot tell from its own. All ranks get the same.
 func (w *Window) Adopted() bool { return w.orZero().base().adopted }
 
-// Err is ErrClosed once the allocation was freed.
+// Err is ErrClosed once the allocation was freed, or is being freed and this rank's device has come to its end: what begins then must not touch it. Should it be kept after all, Err is nil again.
 func (w *Window) Err() error {
 	if err := w.made("using a window"); err != nil {
 		return err
 	}
-	if w.closed.Load() {
+	if w.entry.released() {
 		return fmt.Errorf("window: %w", errs.ErrClosed)
 	}
 	return nil

@@ -70,7 +70,7 @@ type Workspace struct {
 	block  *workspaceBlk
 	span   span
 	closed atomic.Bool
-	given  atomic.Bool // nothing works on it any more
+	given  atomic.Bool // nothing works on it any more, nor begins to
 }
 
 // WorkspaceRequest is what a rank brings to [Memory.NewWorkspace].
@@ -314,8 +314,7 @@ func (w *Workspace) close(ctx context.Context, gaveUp error) error {
 	if m.closed.Load() {
 		return nil // it went with the memory
 	}
-	busy, err := m.quiesce(ctx, w.closing(), false, gaveUp)
-	w.given.Store(busy == nil)
+	busy, err := m.quiesce(ctx, w.closing(), false, gaveUp, w.given.Store)
 	if err := errors.Join(busy, err); err != nil {
 		return fmt.Errorf("closing a workspace: %w", err)
 	}

@@ -156,6 +156,24 @@ func (s *Stream) gone() bool {
 	return !works
 }
 
+// Ended reports whether a stream is closed and has no work left. One whose Close waits for the work, or has given that up, may have some. It waits for nothing.
+func (s *Stream) Ended() bool {
+	d := s.dev
+	if d.use("Ended") != nil {
+		return true // the device was closed
+	}
+	defer d.unuse()
+	if !s.mu.TryLock() {
+		return false
+	}
+	defer s.mu.Unlock()
+	if !s.closed || d.push() != nil {
+		return false
+	}
+	defer d.pop()
+	return s.gone()
+}
+
 // awaitGone waits until deadline for streams that were destroyed with work in them.
 func (d *Device) awaitGone(deadline time.Time) error {
 	for _, s := range d.openStreams() {

@@ -580,9 +580,9 @@ var mutants = []mutant{
 		new: "\t\t_ = q\n",
 	},
 	{
-		file: "memory/memory.go", why: "the window of freed memory stays open", tests: inSuite,
-		old: "\t\te.window.closed.Store(true)\n",
-		new: "",
+		file: "memory/window.go", why: "the window of freed memory stays open", tests: inSuite,
+		old: "\tif w.entry.released() {\n",
+		new: "\tif false {\n",
 	},
 	{
 		file: "memory/memory.go", why: "memory that was kept is forgotten", tests: inSuite,
@@ -636,7 +636,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "graphs work on after their memory was closed", tests: inSuite,
-		old: "\tif m.released.Load() {\n",
+		old: "\tif m.gone.Load() {\n",
 		new: "\tif false {\n",
 	},
 	{
@@ -766,12 +766,27 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "memory without a window is freed under the device", tests: inSuite,
-		old: "\t\tbusy, err = m.idleOrBroken(ctx, e)\n",
+		old: "\t\tbusy, err = m.settle(ctx, e.gone.Store, e)\n",
 		new: "",
 	},
 	{
 		file: "memory/memory.go", why: "freed memory does not tell graphs that it is gone", tests: inSuite,
-		old: "\te.gone.Store(true)\n",
+		old: "\tgone(true)\n",
+		new: "",
+	},
+	{
+		file: "memory/memory.go", why: "memory is released under what a graph has begun meanwhile", tests: []stage{{"memory", "LaunchedMeanwhile", usual}},
+		old: "\tif busy, broken = m.idleOrBroken(ctx); busy != nil {\n\t\tgone(false)",
+		new: "\tif busy != nil {\n\t\tgone(false)",
+	},
+	{
+		file: "memory/memory.go", why: "graphs do not go on when their memory was kept", tests: []stage{{"memory", "OfMemoryThatWasKept", usual}},
+		old: "\t\tgone(false)\n\t\treturn err, nil\n",
+		new: "\t\treturn err, nil\n",
+	},
+	{
+		file: "memory/signal_plan.go", why: "graphs signal on a workspace that is being closed", tests: []stage{{"memory", "LaunchedWhileFreeing", usual}},
+		old: "\t\terr = u.workspace.Err()\n",
 		new: "",
 	},
 	{
@@ -1480,7 +1495,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/workspace.go", why: "a workspace is closed while peers use it", tests: inSends,
-		old: "\tbusy, err := m.quiesce(ctx, w.closing(), false, gaveUp)\n",
+		old: "\tbusy, err := m.quiesce(ctx, w.closing(), false, gaveUp, w.given.Store)\n",
 		new: "\tvar busy, err error\n",
 	},
 	{
@@ -1515,13 +1530,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/workspace.go", why: "graphs are not told that a workspace was closed", tests: inSends,
-		old: "\tw.given.Store(busy == nil)\n",
-		new: "",
+		old: "gaveUp, w.given.Store)",
+		new: "gaveUp, func(bool) {})",
 	},
 	{
 		file: "memory/workspace.go", why: "a workspace that is still in use counts as given back", tests: inSends,
-		old: "\tw.given.Store(busy == nil)\n",
-		new: "\tw.given.Store(true)\n",
+		old: "\tbusy, err := m.quiesce(ctx, w.closing(), false, gaveUp, w.given.Store)\n",
+		new: "\tw.given.Store(true)\n\tbusy, err := m.quiesce(ctx, w.closing(), false, gaveUp, w.given.Store)\n",
 	},
 	{
 		file: "memory/workspace.go", why: "graphs are not told that a workspace went with its memory", tests: inSends,
@@ -2158,6 +2173,16 @@ var mutants = []mutant{
 		file: "collective/spec.go", why: "ranks do not vote whether all have a plan", tests: inCollective,
 		old: "\tif err = m.Group().Vote(ctx, \"plan\"+form.launch(), err); err == nil {",
 		new: "\tif err == nil {",
+	},
+	{
+		file: "collective/spec.go", why: "a tensor that was closed before its plan's turn is a difference", tests: []stage{{"collective", "ClosedBeforeItsPlansTurn", usual}},
+		old: "\t\tfailure = p.check() // an earlier",
+		new: "\t\t_ = p.check // an earlier",
+	},
+	{
+		file: "collective/room.go", why: "streams that are being closed have ended", tests: []stage{{"collective", "StreamThatIsBeingClosed", usual}},
+		old: "return !tells || e.Ended()",
+		new: "return !tells || e != nil",
 	},
 	{
 		file: "collective/spec.go", why: "ranks do not compare a plan's first epoch", tests: inCollective,

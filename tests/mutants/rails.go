@@ -31,7 +31,7 @@ func init() {
 		mutant{file: puts, why: "an island takes what did not come to one of its ranks", tests: []stage{{"kernels", "TestRailPutsFail/all-gather", usual}},
 			old: "\tb.StopIfFailed()\n", new: ""},
 		mutant{file: "memory/signal_plan.go", why: "a rank whose kernel has given up puts what was never finished", tests: []stage{{"kernels", "TestRailPutsLateRank", usual}},
-			old: "\terr := u.GaveUp()\n", new: "\tvar err error\n"},
+			old: "\t\terr = u.GaveUp()\n", new: ""},
 		mutant{file: puts, why: "packs are put over those that were not unpacked", tests: steps,
 			old: "\t\tif f.exchange != nil {\n\t\t\ts.leave(lap) // which empties the rooms\n\t\t}\n\t\tif rooms {\n\t\t\ts.fork()\n\t\t\ts.signal(railReady + lap%railSlots)\n\t\t}\n",
 			new: "\t\tif rooms {\n\t\t\ts.fork()\n\t\t\ts.signal(railReady + lap%railSlots)\n\t\t}\n\t\tif f.puts.exchange != nil {\n\t\t\ts.leave(lap)\n\t\t}\n"},
