@@ -187,8 +187,10 @@ type hierarchicalDirectSteps interface {
 // streams demand. Each wait is for what the peers of the signal have sent in an earlier step: so nobody waits in a circle.
 func (f hierarchicalForm) build(s hierarchicalSteps) {
 	s.fork()
-	s.signal(hierarchicalReady)
-	s.wait(hierarchicalReady)
+	for range f.greetings() {
+		s.signal(hierarchicalReady)
+		s.wait(hierarchicalReady)
+	}
 	s.join()
 	switch {
 	case !f.owns():

@@ -19,7 +19,7 @@ import (
 // The signals of a plan. Ranks of an island exchange the second, and those that are linked the last two; the first goes to both.
 const (
 	islandReady   = iota // the peer's output may be written, and its input is there
-	islandDone           // nobody of the island touches inputs and outputs any more
+	islandDone           // nobody of the island touches inputs and outputs any more; where some have no rail, also before, that all of the island have come
 	islandData           // a lap has come
 	islandRelayed        // the other parts of a lap have come
 )
@@ -104,6 +104,10 @@ func (f *islandMovement) build(s islandSteps) {
 	s.fork()
 	s.signal(islandReady)
 	s.wait(islandReady)
+	for range f.greetings() - 1 {
+		s.signal(islandDone)
+		s.wait(islandDone)
+	}
 	s.join()
 	if f.crosses() {
 		f.buildLaps(s)

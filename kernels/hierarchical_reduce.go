@@ -126,8 +126,10 @@ func (f *islandReduction) addTo(b *collective.Builder) {
 	s := islandReducer{islandReduction: f, Builder: b}
 	s.inner, s.outer = islandReducers(f.in.DType(), f.op, f.in.WorldSize(), f.crosses())
 	s.fork()
-	s.signal(hierarchicalReady)
-	s.wait(hierarchicalReady)
+	for range f.greetings() {
+		s.signal(hierarchicalReady)
+		s.wait(hierarchicalReady)
+	}
 	s.join()
 	switch {
 	case !f.crosses():

@@ -5,6 +5,7 @@ func init() {
 	program := []stage{{"kernels", "TestHierarchicalProgram", usual}}
 	order := []stage{{"kernels", "TestHierarchical", usual}}
 	others := []stage{{"kernels", "TestIsland", usual}}
+	late := []stage{{"kernels", "TestLateIslands", usual}}
 	exchanges := []stage{{"kernels", "TestIslandExchange", usual}, {"kernels", "TestIslandCollectives", usual}}
 	choice, ranks := []stage{{"kernels", "TestIslandChoice", usual}}, []stage{{"kernels", "TestIslandRankOrder", usual}}
 	const file, moves, reductions = "kernels/hierarchical.go", "kernels/hierarchical_moves.go", "kernels/hierarchical_reduce.go"
@@ -58,6 +59,10 @@ func init() {
 			old: "err != nil || w.Adopted() {", new: "err != nil || reachesIsland(t, m) != nil {"},
 		mutant{file: exchange, why: "blocks are put together before they are there, and put where they may not be yet", tests: exchanges,
 			old: "\ts.wait(exchangeReady)\n", new: ""},
+		mutant{file: exchange, why: "what a rank has that has given up goes into packs", tests: late,
+			old: "\tfor range 2 {\n\t\ts.signal(exchangeReady)", new: "\tfor range 1 {\n\t\ts.signal(exchangeReady)"},
+		mutant{file: "kernels/islands.go", why: "what a rank without a rail has that has given up leaves the island", tests: late,
+			old: "\t\treturn 2\n", new: "\t\treturn 1\n"},
 		mutant{file: exchange, why: "packs are overwritten that were not stored", tests: exchanges,
 			old: "\ts.wait(exchangeRoom)\n", new: ""},
 		mutant{file: exchange, why: "packs are stored that have not come", tests: exchanges,
