@@ -31,10 +31,11 @@ var (
 // hierarchicalPiece is how much of a result is reduced before it is copied to the outputs of the island, in bytes: it is still in the cache then.
 const hierarchicalPiece = 32 << 10
 
-// The signals of a plan. Ranks of an island exchange the first two, and those of a rail the others.
+// The signals of a plan. Ranks of an island exchange the first three, and those of a rail the others.
 const (
 	hierarchicalReady   = iota // the inputs are there, and the outputs may be written
 	hierarchicalDone           // nobody's inputs and outputs are touched any more
+	hierarchicalLap            // a lap is over, for the ranks of the island that are on no rail
 	hierarchicalData           // a lap has come
 	hierarchicalResults        // an owner's part of the results of a lap has come; direct: a slot is free again, one signal for each
 )
@@ -118,11 +119,20 @@ func (f hierarchicalForm) rail() []int { return f.links() }
 func (f hierarchicalForm) signalPeers(signals int) [][]int {
 	peers := make([][]int, signals)
 	for s := range peers {
-		if peers[s] = f.rail(); s < hierarchicalData {
-			peers[s] = f.near()
-		}
+		peers[s] = f.peersOf(s)
 	}
 	return peers
+}
+
+// peersOf says who exchanges a signal.
+func (f hierarchicalForm) peersOf(signal int) []int {
+	switch {
+	case signal == hierarchicalLap:
+		return f.watched()
+	case signal < hierarchicalData:
+		return f.near()
+	}
+	return f.rail()
 }
 
 func (f hierarchicalForm) slots() int { return min(f.laps, transferSlots) }
@@ -194,6 +204,7 @@ func (f hierarchicalForm) build(s hierarchicalSteps) {
 	s.join()
 	switch {
 	case !f.owns():
+		f.watchLaps(s)
 	case !f.crosses():
 		s.reduceAlone()
 	case f.direct:
@@ -205,6 +216,20 @@ func (f hierarchicalForm) build(s hierarchicalSteps) {
 	s.signal(hierarchicalDone)
 	s.join()
 	s.finish(hierarchicalDone)
+}
+
+// watchLaps adds the steps of a rank that is on no rail: it waits for one lap at a time, as those do that are on one.
+func (f hierarchicalForm) watchLaps(s hierarchicalDirectSteps) {
+	for range f.laps {
+		s.wait(hierarchicalLap)
+	}
+}
+
+// tellLap tells the ranks of the island that are on no rail that a lap is over.
+func (f hierarchicalForm) tellLap(s hierarchicalDirectSteps) {
+	if f.someIdle() {
+		s.signal(hierarchicalLap)
+	}
 }
 
 // buildDirect adds the steps of a shard whose laps the rail exchanges whole. A sum is overwritten by that of two laps later when it was sent and combined.
@@ -229,6 +254,7 @@ func (f hierarchicalForm) buildDirect(s hierarchicalDirectSteps) {
 		s.combine(l)
 		s.fork()
 		s.signal(hierarchicalResults + l%f.slots())
+		f.tellLap(s)
 		if l+2 < f.laps {
 			s.sum(l + 2)
 		}
@@ -265,6 +291,7 @@ func (f hierarchicalForm) buildOwned(s hierarchicalSteps) {
 		}
 		s.results(l)
 		s.wait(hierarchicalResults)
+		f.tellLap(s)
 	}
 	s.join()
 	for l := max(f.laps-2, 0); l < f.laps; l++ {

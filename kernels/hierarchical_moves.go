@@ -16,10 +16,11 @@ import (
 // Where there are more than two islands, a large broadcast cuts each lap into parts. Root's island puts one to each other island, and these exchange them: so what leaves it is the message
 // once, and not once for every island.
 
-// The signals of a plan. Ranks of an island exchange the second, and those that are linked the last two; the first goes to both.
+// The signals of a plan. Ranks of an island exchange the second and the third, and those that are linked the last two; the first goes to both.
 const (
 	islandReady   = iota // the peer's output may be written, and its input is there
 	islandDone           // nobody of the island touches inputs and outputs any more; where some have no rail, also before, that all of the island have come
+	islandLap            // a lap is over, for the ranks of the island that are on no rail
 	islandData           // a lap has come
 	islandRelayed        // the other parts of a lap have come
 )
@@ -59,7 +60,7 @@ func (f *islandMovement) spec(s *collective.Spec) {
 		Build:   func(_ context.Context, b *collective.Builder) error { f.build(islandMover{f, b}); return nil },
 	}
 	links := f.links()
-	s.Program.Peers = [][]int{append(f.near(), links...), f.near(), links}
+	s.Program.Peers = [][]int{append(f.near(), links...), f.near(), f.watched(), links}
 	if f.relay {
 		s.Program.Signals++
 		s.Program.Peers = append(s.Program.Peers, links)
@@ -145,9 +146,22 @@ func (f *islandMovement) buildLaps(s islandSteps) {
 			s.join()
 		}
 		s.spread(l)
+		f.tellLap(s)
 		if l+2 < f.laps {
 			s.load(l + 2)
 		}
+	}
+}
+
+// tellLap tells the ranks of the island that are on no rail that a lap is over, for which these wait.
+func (f *islandMovement) tellLap(s islandSteps) {
+	switch {
+	case !f.someIdle():
+	case f.owns():
+		s.fork()
+		s.signal(islandLap)
+	default:
+		s.wait(islandLap)
 	}
 }
 

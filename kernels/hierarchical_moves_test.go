@@ -55,6 +55,8 @@ func (r *moverRank) peers(signal int) []int {
 		return append(r.near(), r.links()...)
 	case islandDone:
 		return r.near()
+	case islandLap:
+		return r.watched()
 	}
 	return r.links()
 }
