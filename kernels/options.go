@@ -309,7 +309,7 @@ func (m *maker) choose(f collectiveForm) error {
 	switch {
 	case asked == Auto && (m.far() || !reachable(m.tensors()...)):
 		m.algorithm = farForm(m.in.Memory(), m.libraryDoes, LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
-		// Where NCCL has none, there is no other form that could be had in its place.
+		// Where NCCL has none, nor puts, there is no other form that could be had in its place.
 		islands := slices.Contains(have, Hierarchical) && !slices.Contains(m.avoided, Hierarchical) && m.takesIslands() || m.algorithm == NCCL && m.takesRails()
 		if islands && m.ordered(Hierarchical) {
 			m.algorithm = Hierarchical
@@ -325,12 +325,12 @@ func (m *maker) choose(f collectiveForm) error {
 	return nil
 }
 
-// libraryDoes reports whether a library's form does what is asked for, or, where shares are not of one length, Hierarchical, which Auto takes in its place.
+// libraryDoes reports whether a library's form does what is asked for, or, where shares are not of one length, Hierarchical, which Auto takes in its place if there is room for it.
 func (m *maker) libraryDoes(a Algorithm) bool {
 	if m.takesRails() {
 		a = Hierarchical
 	}
-	return m.ordered(a) && (!m.combines || Supported(m.in.Device().Kind(), a, m.in.DType(), m.op, m.in.WorldSize()))
+	return !slices.Contains(m.avoided, a) && m.ordered(a) && (!m.combines || Supported(m.in.Device().Kind(), a, m.in.DType(), m.op, m.in.WorldSize()))
 }
 
 // ordered reports whether RankOrder allows a form.

@@ -851,3 +851,67 @@ func TestAutoWhatNCCLHasNot(t *testing.T) {
 		return errors.Join(err, s.Close())
 	})
 }
+
+// TestUnevenByPuts: an all-gather whose shares are not of one length goes by puts where a rank has no memory for the workspace of Hierarchical.
+func TestUnevenByPuts(t *testing.T) {
+	onPuttingHosts(t, 3, func(ctx context.Context, g *group.Group, mem *memory.Memory) error {
+		const n = 8<<20 - 1
+		size := g.Size()
+		var ts [2]*tensor.Tensor
+		for i, elements := range []int64{(n + 2) / 3, n} {
+			var err error
+			if ts[i], err = tensor.Zeros(ctx, mem, tensor.Float32, elements); err == nil {
+				err = ts[i].Rendezvous(ctx)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		first, err := kernels.NewBarrier(ctx, mem, nil) // which makes the first workspace
+		if err != nil {
+			return err
+		}
+		d := mem.Device()
+		var taken []device.Ptr
+		if g.Rank() == 1 {
+			spare, err := d.Alloc(12 << 20) // for signals
+			if err != nil {
+				return err
+			}
+			for bytes := int64(1) << 40; bytes >= 2<<20; bytes /= 2 {
+				if p, err := d.Alloc(bytes); err == nil {
+					taken = append(taken, p)
+				}
+			}
+			if err := d.Free(spare); err != nil {
+				return err
+			}
+		}
+		s, err := d.NewStream()
+		if err != nil {
+			return err
+		}
+		mine := slices.Repeat([]float32{float32(g.Rank() + 1)}, (n+2)/3)
+		if err := errors.Join(tensor.Write(ts[0].Local(), mine, 0), g.Barrier(ctx, "taken")); err != nil {
+			return err
+		}
+		p, err := kernels.NewAllGather(ctx, ts[0], ts[1], nil)
+		if err != nil {
+			return err
+		}
+		if got := p.Algorithm(); got != kernels.Transfers {
+			err = fmt.Errorf("%s was taken", got)
+		}
+		got := make([]float32, n)
+		err = errors.Join(err, p.Run(s), s.Synchronize(ctx), tensor.Read(ts[1].Local(), got, 0), g.Barrier(ctx, "ran"), p.Close(ctx), first.Close(ctx), s.Close())
+		for _, r := range []int{0, 1, size - 1} {
+			if at := r * ((n + 2) / 3); err == nil && got[at] != float32(r+1) {
+				err = fmt.Errorf("the share of rank %d begins with %v", r, got[at])
+			}
+		}
+		for _, p := range taken {
+			err = errors.Join(err, d.Free(p))
+		}
+		return errors.Join(err, ts[0].Close(ctx), ts[1].Close(ctx))
+	})
+}
