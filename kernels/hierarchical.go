@@ -35,7 +35,7 @@ const hierarchicalPiece = 32 << 10
 const (
 	hierarchicalReady   = iota // the inputs are there, and the outputs may be written
 	hierarchicalDone           // nobody's inputs and outputs are touched any more
-	hierarchicalLap            // a lap is over, for the ranks of the island that are on no rail
+	hierarchicalLap            // a lap is over on the peer's rail
 	hierarchicalData           // a lap has come
 	hierarchicalResults        // an owner's part of the results of a lap has come; direct: a slot is free again, one signal for each
 )
@@ -126,10 +126,7 @@ func (f hierarchicalForm) signalPeers(signals int) [][]int {
 
 // peersOf says who exchanges a signal.
 func (f hierarchicalForm) peersOf(signal int) []int {
-	switch {
-	case signal == hierarchicalLap:
-		return f.watched()
-	case signal < hierarchicalData:
+	if signal < hierarchicalData {
 		return f.near()
 	}
 	return f.rail()
@@ -204,7 +201,7 @@ func (f hierarchicalForm) build(s hierarchicalSteps) {
 	s.join()
 	switch {
 	case !f.owns():
-		f.watchLaps(s)
+		f.tellLaps(s)
 	case !f.crosses():
 		s.reduceAlone()
 	case f.direct:
@@ -212,23 +209,33 @@ func (f hierarchicalForm) build(s hierarchicalSteps) {
 	default:
 		f.buildOwned(s)
 	}
+	f.awaitLaps(s)
 	s.fork()
 	s.signal(hierarchicalDone)
 	s.join()
 	s.finish(hierarchicalDone)
 }
 
-// watchLaps adds the steps of a rank that is on no rail: it waits for one lap at a time, as those do that are on one.
-func (f hierarchicalForm) watchLaps(s hierarchicalDirectSteps) {
-	for range f.laps {
-		s.wait(hierarchicalLap)
+// tellLap tells the island that a lap is over here, and awaitLaps waits until all laps are on the island's other rails, for one at a time: these may be slower, or the only ones that there are, and a run may take
+// longer than a wait lasts.
+func (f hierarchicalForm) tellLap(s hierarchicalDirectSteps) {
+	if f.crosses() && f.laps > 1 {
+		s.signal(hierarchicalLap)
 	}
 }
 
-// tellLap tells the ranks of the island that are on no rail that a lap is over.
-func (f hierarchicalForm) tellLap(s hierarchicalDirectSteps) {
-	if f.someIdle() {
-		s.signal(hierarchicalLap)
+func (f hierarchicalForm) awaitLaps(s hierarchicalDirectSteps) {
+	if f.crosses() && f.laps > 1 {
+		for range f.laps {
+			s.wait(hierarchicalLap)
+		}
+	}
+}
+
+// tellLaps is for a rank that is on no rail.
+func (f hierarchicalForm) tellLaps(s hierarchicalDirectSteps) {
+	for range f.laps {
+		f.tellLap(s)
 	}
 }
 

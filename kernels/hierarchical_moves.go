@@ -20,7 +20,7 @@ import (
 const (
 	islandReady   = iota // the peer's output may be written, and its input is there
 	islandDone           // nobody of the island touches inputs and outputs any more; where some have no rail, also before, that all of the island have come
-	islandLap            // a lap is over, for the ranks of the island that are on no rail
+	islandLap            // a lap has come to the peer, from all that it is linked with
 	islandData           // a lap has come
 	islandRelayed        // the other parts of a lap have come
 )
@@ -60,7 +60,7 @@ func (f *islandMovement) spec(s *collective.Spec) {
 		Build:   func(_ context.Context, b *collective.Builder) error { f.build(islandMover{f, b}); return nil },
 	}
 	links := f.links()
-	s.Program.Peers = [][]int{append(f.near(), links...), f.near(), f.watched(), links}
+	s.Program.Peers = [][]int{append(f.near(), links...), f.near(), f.near(), links}
 	if f.relay {
 		s.Program.Signals++
 		s.Program.Peers = append(s.Program.Peers, links)
@@ -145,22 +145,18 @@ func (f *islandMovement) buildLaps(s islandSteps) {
 			s.wait(islandRelayed)
 			s.join()
 		}
+		if f.laps > 1 {
+			s.signal(islandLap)
+		}
 		s.spread(l)
-		f.tellLap(s)
 		if l+2 < f.laps {
 			s.load(l + 2)
 		}
 	}
-}
-
-// tellLap tells the ranks of the island that are on no rail that a lap is over, for which these wait.
-func (f *islandMovement) tellLap(s islandSteps) {
-	switch {
-	case !f.someIdle():
-	case f.owns():
-		s.fork()
-		s.signal(islandLap)
-	default:
+	if f.laps == 1 {
+		return
+	}
+	for range f.laps { // one at a time: others of the island may be slower, and a run take longer than a wait lasts
 		s.wait(islandLap)
 	}
 }

@@ -53,10 +53,8 @@ func (r *moverRank) peers(signal int) []int {
 	switch signal {
 	case islandReady:
 		return append(r.near(), r.links()...)
-	case islandDone:
+	case islandDone, islandLap:
 		return r.near()
-	case islandLap:
-		return r.watched()
 	}
 	return r.links()
 }

@@ -140,8 +140,9 @@ func (f *islandReduction) addTo(b *collective.Builder) {
 	case f.owns():
 		f.form().buildDirect(s)
 	default:
-		f.form().watchLaps(s)
+		f.form().tellLaps(s)
 	}
+	f.form().awaitLaps(s)
 	s.fork()
 	s.signal(hierarchicalDone)
 	s.join()

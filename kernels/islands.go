@@ -61,26 +61,10 @@ func (p islandPlace) owns() bool { return p.local < p.rails }
 // another of its island says it once only, and writes to its input again. What the late one then takes of that must not leave the island. A rank on a rail, which brings nothing then, is missed on each other
 // island; one that is on none is not.
 func (p islandPlace) greetings() int {
-	if p.someIdle() {
+	if slices.ContainsFunc(p.islands, func(ranks []int) bool { return len(ranks) > p.rails }) {
 		return 2
 	}
 	return 1
-}
-
-// someIdle reports whether some ranks of an island are on no rail. They have nothing to do while a run is under way, but must not take it for one that does not go on: so those that are on one tell them of each
-// lap that is over.
-func (p islandPlace) someIdle() bool {
-	return slices.ContainsFunc(p.islands, func(ranks []int) bool { return len(ranks) > p.rails })
-}
-
-// watched is the ranks of the island that this one tells of laps, or that tell it; not nil.
-func (p islandPlace) watched() []int {
-	ranks := p.islands[p.island]
-	rails := min(p.rails, len(ranks))
-	if p.owns() {
-		return ranks[rails:]
-	}
-	return ranks[:rails]
 }
 
 // near is the other ranks of the island, from the next one on.

@@ -5,7 +5,7 @@ func init() {
 	program := []stage{{"kernels", "TestHierarchicalProgram", usual}}
 	order := []stage{{"kernels", "TestHierarchical", usual}}
 	others := []stage{{"kernels", "TestIsland", usual}}
-	late := []stage{{"kernels", "TestLateIslands", usual}}
+	late, inTime := []stage{{"kernels", "TestLateIslands", usual}}, []stage{{"kernels", "TestLongRunsOverIslands", usual}}
 	exchanges := []stage{{"kernels", "TestIslandExchange", usual}, {"kernels", "TestIslandCollectives", usual}}
 	choice, ranks := []stage{{"kernels", "TestIslandChoice", usual}}, []stage{{"kernels", "TestIslandRankOrder", usual}}
 	const file, moves, reductions = "kernels/hierarchical.go", "kernels/hierarchical_moves.go", "kernels/hierarchical_reduce.go"
@@ -33,6 +33,10 @@ func init() {
 		mutant{file: file, why: "ranks of an island are summed up from the own one on", tests: order,
 			old: "\tfor _, r := range b.islands[b.island] {\n\t\tins", new: "\tfor _, r := range append([]int{b.Rank()}, b.near()...) {\n\t\tins",
 		},
+		mutant{file: file, why: "a rank that has done its part waits for the whole run at once", tests: inTime,
+			old: "\t\tfor range f.laps {\n\t\t\ts.wait(hierarchicalLap)", new: "\t\tfor range 0 {\n\t\t\ts.wait(hierarchicalLap)"},
+		mutant{file: moves, why: "a rank that has got its part waits for the whole run at once", tests: inTime,
+			old: "\t\ts.wait(islandLap)\n", new: ""},
 		mutant{file: reductions, why: "f16 averages overflow", tests: order,
 			old: "return dtype == tensor.Float16 && op == Avg", new: "return false"},
 		mutant{file: "kernels/allreduce.go", why: "auto takes it where the order of the ranks is wanted", tests: order,
