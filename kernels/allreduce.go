@@ -56,7 +56,8 @@ type AllReduceOptions struct {
 	// between 3 and 4, that is Transfers, which copy engines carry out faster than a kernel does, with up to 768 MiB of workspace on each rank for each plan that is open; where that cannot be
 	// had, or with TwoShotFlow, a kernel does it with some 130 MiB, which the memory keeps for the next plans. Where the memory has multicast addresses it
 	// may be a form that does not combine in the order of the ranks: see RankOrder. So it is over several islands, as hosts with several ranks each are: from 64 KiB on it is Hierarchical.
-	// Between GPUs on memory of backend nccl it is NCCL, and Hierarchical of 16 MiB and more for each rank of an island, where all islands have as many.
+	// Between GPUs on memory of backend nccl it is NCCL, and Hierarchical of 16 MiB and more for each rank of an island, where all islands have as many. What NCCL does not have, as 16-bit integers and the
+	// order of the ranks, is Transfers, where NCCL has puts.
 	//
 	// Auto never takes QuantizedInt8, which is lossy; see there what that means: [QuantizedBytes].
 	Algorithm Algorithm
@@ -138,7 +139,10 @@ func firstAllReduce(ctx context.Context, t, out tensor.SymmetricTensor, op Op, o
 
 // farAllReduce is the form that Auto takes where a peer's copy of the tensors has no address in this process.
 func farAllReduce(t, out tensor.SymmetricTensor, op Op, opts *AllReduceOptions, avoided []Algorithm) Algorithm {
-	form := farForm(t.Memory(), libraryAllReduces(t.Memory().Backend().Name())...)
+	does := func(a Algorithm) bool {
+		return Supported(t.Device().Kind(), a, t.DType(), op, t.WorldSize()) && (!opts.RankOrder || a.RankOrder())
+	}
+	form := farForm(t.Memory(), does, libraryAllReduces(t.Memory().Backend().Name())...)
 	if !opts.RankOrder && !slices.Contains(avoided, Hierarchical) && (takesIslands(t.Memory(), t.Bytes(), t, out) || form == NCCL && railsAreFaster(t, out, op)) {
 		return Hierarchical
 	}

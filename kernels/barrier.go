@@ -51,7 +51,7 @@ func newBarrier(ctx context.Context, m *memory.Memory, call string, o Options, f
 	case chosen == Auto && near:
 		chosen = OneShot
 	case chosen == Auto:
-		chosen = farForm(m, library...)
+		chosen = farForm(m, func(Algorithm) bool { return true }, library...)
 	}
 	s.Name = fmt.Sprintf("barrier, %s", chosen)
 	s.Parameters = fmt.Sprintf("at most %d blocks", o.MaxBlocks)

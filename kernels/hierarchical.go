@@ -31,10 +31,11 @@ var (
 // hierarchicalPiece is how much of a result is reduced before it is copied to the outputs of the island, in bytes: it is still in the cache then.
 const hierarchicalPiece = 32 << 10
 
-// The signals of a plan. Ranks of an island exchange the first two, and those of a rail the others.
+// The signals of a plan. Ranks of an island exchange the first three, and those of a rail the others.
 const (
 	hierarchicalReady   = iota // the inputs are there, and the outputs may be written
 	hierarchicalDone           // nobody's inputs and outputs are touched any more
+	hierarchicalLap            // a lap is over on the peer's rail
 	hierarchicalData           // a lap has come
 	hierarchicalResults        // an owner's part of the results of a lap has come; direct: a slot is free again, one signal for each
 )
@@ -118,11 +119,17 @@ func (f hierarchicalForm) rail() []int { return f.links() }
 func (f hierarchicalForm) signalPeers(signals int) [][]int {
 	peers := make([][]int, signals)
 	for s := range peers {
-		if peers[s] = f.rail(); s < hierarchicalData {
-			peers[s] = f.near()
-		}
+		peers[s] = f.peersOf(s)
 	}
 	return peers
+}
+
+// peersOf says who exchanges a signal.
+func (f hierarchicalForm) peersOf(signal int) []int {
+	if signal < hierarchicalData {
+		return f.near()
+	}
+	return f.rail()
 }
 
 func (f hierarchicalForm) slots() int { return min(f.laps, transferSlots) }
@@ -187,11 +194,14 @@ type hierarchicalDirectSteps interface {
 // streams demand. Each wait is for what the peers of the signal have sent in an earlier step: so nobody waits in a circle.
 func (f hierarchicalForm) build(s hierarchicalSteps) {
 	s.fork()
-	s.signal(hierarchicalReady)
-	s.wait(hierarchicalReady)
+	for range f.greetings() {
+		s.signal(hierarchicalReady)
+		s.wait(hierarchicalReady)
+	}
 	s.join()
 	switch {
 	case !f.owns():
+		f.tellLaps(s)
 	case !f.crosses():
 		s.reduceAlone()
 	case f.direct:
@@ -199,10 +209,34 @@ func (f hierarchicalForm) build(s hierarchicalSteps) {
 	default:
 		f.buildOwned(s)
 	}
+	f.awaitLaps(s)
 	s.fork()
 	s.signal(hierarchicalDone)
 	s.join()
 	s.finish(hierarchicalDone)
+}
+
+// tellLap tells the island that a lap is over here, and awaitLaps waits until all laps are on the island's other rails, for one at a time: these may be slower, or the only ones that there are, and a run may take
+// longer than a wait lasts.
+func (f hierarchicalForm) tellLap(s hierarchicalDirectSteps) {
+	if f.crosses() && f.laps > 1 {
+		s.signal(hierarchicalLap)
+	}
+}
+
+func (f hierarchicalForm) awaitLaps(s hierarchicalDirectSteps) {
+	if f.crosses() && f.laps > 1 {
+		for range f.laps {
+			s.wait(hierarchicalLap)
+		}
+	}
+}
+
+// tellLaps is for a rank that is on no rail.
+func (f hierarchicalForm) tellLaps(s hierarchicalDirectSteps) {
+	for range f.laps {
+		f.tellLap(s)
+	}
 }
 
 // buildDirect adds the steps of a shard whose laps the rail exchanges whole. A sum is overwritten by that of two laps later when it was sent and combined.
@@ -227,6 +261,7 @@ func (f hierarchicalForm) buildDirect(s hierarchicalDirectSteps) {
 		s.combine(l)
 		s.fork()
 		s.signal(hierarchicalResults + l%f.slots())
+		f.tellLap(s)
 		if l+2 < f.laps {
 			s.sum(l + 2)
 		}
@@ -263,6 +298,7 @@ func (f hierarchicalForm) buildOwned(s hierarchicalSteps) {
 		}
 		s.results(l)
 		s.wait(hierarchicalResults)
+		f.tellLap(s)
 	}
 	s.join()
 	for l := max(f.laps-2, 0); l < f.laps; l++ {

@@ -103,10 +103,13 @@ type exchangeSteps interface {
 	finish(signal int) // so it does, and is told what has failed
 }
 
-// build adds the steps of one run. Each wait is for what the peers of the signal have sent in an earlier step, or run: so nobody waits in a circle.
+// build adds the steps of one run. Each wait is for what the peers of the signal have sent in an earlier step, or run: so nobody waits in a circle. The ranks of an island tell each other twice that they have
+// come: one that has given up waiting for another, and writes to its input again, says it once only, and its blocks do not go into packs then. Whom these are for need not wait for that rank.
 func (f *islandExchange) build(s exchangeSteps) {
-	s.signal(exchangeReady)
-	s.wait(exchangeReady)
+	for range 2 {
+		s.signal(exchangeReady)
+		s.wait(exchangeReady)
+	}
 	s.pack()
 	s.wait(exchangeRoom)
 	s.send()

@@ -16,10 +16,11 @@ import (
 // Where there are more than two islands, a large broadcast cuts each lap into parts. Root's island puts one to each other island, and these exchange them: so what leaves it is the message
 // once, and not once for every island.
 
-// The signals of a plan. Ranks of an island exchange the second, and those that are linked the last two; the first goes to both.
+// The signals of a plan. Ranks of an island exchange the second and the third, and those that are linked the last two; the first goes to both.
 const (
 	islandReady   = iota // the peer's output may be written, and its input is there
-	islandDone           // nobody of the island touches inputs and outputs any more
+	islandDone           // nobody of the island touches inputs and outputs any more; where some have no rail, also before, that all of the island have come
+	islandLap            // a lap has come to the peer, from all that it is linked with
 	islandData           // a lap has come
 	islandRelayed        // the other parts of a lap have come
 )
@@ -59,7 +60,7 @@ func (f *islandMovement) spec(s *collective.Spec) {
 		Build:   func(_ context.Context, b *collective.Builder) error { f.build(islandMover{f, b}); return nil },
 	}
 	links := f.links()
-	s.Program.Peers = [][]int{append(f.near(), links...), f.near(), links}
+	s.Program.Peers = [][]int{append(f.near(), links...), f.near(), f.near(), links}
 	if f.relay {
 		s.Program.Signals++
 		s.Program.Peers = append(s.Program.Peers, links)
@@ -104,6 +105,10 @@ func (f *islandMovement) build(s islandSteps) {
 	s.fork()
 	s.signal(islandReady)
 	s.wait(islandReady)
+	for range f.greetings() - 1 {
+		s.signal(islandDone)
+		s.wait(islandDone)
+	}
 	s.join()
 	if f.crosses() {
 		f.buildLaps(s)
@@ -140,10 +145,19 @@ func (f *islandMovement) buildLaps(s islandSteps) {
 			s.wait(islandRelayed)
 			s.join()
 		}
+		if f.laps > 1 {
+			s.signal(islandLap)
+		}
 		s.spread(l)
 		if l+2 < f.laps {
 			s.load(l + 2)
 		}
+	}
+	if f.laps == 1 {
+		return
+	}
+	for range f.laps { // one at a time: others of the island may be slower, and a run take longer than a wait lasts
+		s.wait(islandLap)
 	}
 }
 

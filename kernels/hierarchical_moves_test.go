@@ -53,7 +53,7 @@ func (r *moverRank) peers(signal int) []int {
 	switch signal {
 	case islandReady:
 		return append(r.near(), r.links()...)
-	case islandDone:
+	case islandDone, islandLap:
 		return r.near()
 	}
 	return r.links()

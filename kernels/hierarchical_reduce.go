@@ -79,12 +79,13 @@ func (f *islandReduction) spec(s *collective.Spec) {
 		s.Workspace = int64(f.slots()) * int64(f.targets+len(f.islands)) * f.span()
 	}
 	for signal := range s.Program.Signals {
-		peers := f.links()
-		if signal < hierarchicalData {
-			peers = f.near()
-		}
-		s.Program.Peers = append(s.Program.Peers, peers)
+		s.Program.Peers = append(s.Program.Peers, f.form().peersOf(signal))
 	}
+}
+
+// form is that of an all-reduce whose laps are exchanged whole, with the same steps.
+func (f *islandReduction) form() hierarchicalForm {
+	return hierarchicalForm{islandPlace: f.islandPlace, laps: f.laps}
 }
 
 func (f *islandReduction) slots() int  { return min(f.laps, transferSlots) }
@@ -126,17 +127,22 @@ func (f *islandReduction) addTo(b *collective.Builder) {
 	s := islandReducer{islandReduction: f, Builder: b}
 	s.inner, s.outer = islandReducers(f.in.DType(), f.op, f.in.WorldSize(), f.crosses())
 	s.fork()
-	s.signal(hierarchicalReady)
-	s.wait(hierarchicalReady)
+	for range f.greetings() {
+		s.signal(hierarchicalReady)
+		s.wait(hierarchicalReady)
+	}
 	s.join()
 	switch {
 	case !f.crosses():
 		for l := range f.laps {
 			s.reduceAlone(l)
 		}
-	case len(f.links()) > 0:
-		hierarchicalForm{laps: f.laps}.buildDirect(s)
+	case f.owns():
+		f.form().buildDirect(s)
+	default:
+		f.form().tellLaps(s)
 	}
+	f.form().awaitLaps(s)
 	s.fork()
 	s.signal(hierarchicalDone)
 	s.join()

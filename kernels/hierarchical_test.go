@@ -154,10 +154,7 @@ func units(lo, hi int64) (int, int) {
 func (s *hierarchicalSimulation) step(rank int) (moved, ended bool) {
 	r := s.ranks[rank]
 	f, step := r.form, r.queue[0]
-	peers := f.near()
-	if step.signal >= hierarchicalData {
-		peers = f.rail()
-	}
+	peers := f.peersOf(step.signal)
 	sumOf := func(u int) string {
 		var sum string
 		for _, p := range f.islands[f.island] {

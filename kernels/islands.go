@@ -57,6 +57,16 @@ func (p islandPlace) crosses() bool { return len(p.islands) > 1 }
 // owns reports whether this rank brings or gets something.
 func (p islandPlace) owns() bool { return p.local < p.rails }
 
+// greetings is how often the ranks of an island tell each other, before anything leaves it, that they have come to a run: once, or, where some have no rail, twice. A rank that has given up waiting for
+// another of its island says it once only, and writes to its input again. What the late one then takes of that must not leave the island. A rank on a rail, which brings nothing then, is missed on each other
+// island; one that is on none is not.
+func (p islandPlace) greetings() int {
+	if slices.ContainsFunc(p.islands, func(ranks []int) bool { return len(ranks) > p.rails }) {
+		return 2
+	}
+	return 1
+}
+
 // near is the other ranks of the island, from the next one on.
 func (p islandPlace) near() []int {
 	ranks := p.islands[p.island]

@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -540,4 +541,59 @@ func TestIslandEmpty(t *testing.T) {
 		}
 		return errors.Join(err, ts[0].Close(ctx), ts[1].Close(ctx))
 	})
+}
+
+// TestLongRunsOverIslands: a run may take longer than waits last, as long as none of its laps does, also for ranks that have no part in these, and for those whose own are over sooner.
+func TestLongRunsOverIslands(t *testing.T) {
+	shortLaps(t)
+	const laps, delay, waits = 100, 10 * time.Millisecond, time.Second // a lap is a put, and a signal behind it
+	for _, islands := range [][]int{{0, 0, 1}, {0, 1, 1}, {0, 0, 1, 2}, {0, 0, 1, 1}} {
+		for _, constructor := range []string{"NewAllReduce", "NewBroadcast", "NewReduce", "NewAllGather", "NewReduceScatter"} {
+			alike := islands[2] == islands[len(islands)-1] && len(islands) == 4
+			if !alike && strings.HasSuffix(constructor, "er") { // in which all ranks have a part
+				continue
+			}
+			t.Run(fmt.Sprintf("%v/%s", islands, constructor), func(t *testing.T) {
+				t.Parallel() // they wait more than they work
+				backendtest.RequireAll(t, backendtest.OnRanks(t, len(islands), nil, func(ctx context.Context, g *group.Group) error {
+					near, err := host.New(g, nil)
+					if err != nil {
+						return err
+					}
+					o := backendtest.FarOptions{Islands: islands, Delay: delay}
+					if alike && g.Rank()%2 == 0 {
+						o.Delay = 0 // the other rail is slow
+					}
+					m := memory.New(backendtest.Far(near, g, &o), g, &memory.Options{KernelTimeout: waits})
+					s, err := m.Device().NewStream()
+					if err != nil {
+						return err
+					}
+					bytes := laps * hierarchicalLapBytes // of one shard
+					switch {
+					case strings.HasSuffix(constructor, "er"):
+						bytes *= int64(len(islands))
+					case alike:
+						bytes *= 2
+					}
+					var p *Plan
+					done := func() error { return nil }
+					if constructor == "NewAllReduce" {
+						var x tensor.SymmetricTensor
+						if x, err = mapped(ctx, m, bytes/4); err == nil {
+							p, err = NewAllReduce(ctx, x, Sum, &AllReduceOptions{Algorithm: Hierarchical})
+							done = func() error { return errors.Join(p.Close(ctx), x.Close(ctx)) }
+						}
+					} else {
+						p, _, done, err = newOfBytes(ctx, m, constructor, bytes, &Options{Algorithm: Hierarchical})
+					}
+					if err != nil {
+						return err
+					}
+					ran := errors.Join(p.Run(s), s.Synchronize(ctx))
+					return errors.Join(ran, g.Barrier(ctx, "ran"), done(), s.Close(), m.Close(ctx))
+				}))
+			})
+		}
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -39,12 +40,59 @@ func TestLateRankKeepsItsMemory(t *testing.T) {
 func TestLateRankIsNotMisled(t *testing.T) {
 	eachPlanKind(t, 3, func(ctx context.Context, m *memory.Memory, _ string, k planKind, a Algorithm, n int64) error {
 		for range 20 {
-			if ran, err := misledRank(ctx, m, k, a, n); ran || err != nil {
+			if ran, err := misledRank(ctx, m, k, a, n, func(rank int) bool { return rank == m.Group().Size()-1 }); ran || err != nil {
 				return err
 			}
 		}
 		return errNoRun
 	})
+}
+
+// TestLateIslandsAreNotMisled: so it is over islands, where ranks pass on what others of their island have: if one has given up waiting for the others, and gone on to write to its input, nobody gets
+// that for its result, on its island or on another one.
+func TestLateIslandsAreNotMisled(t *testing.T) {
+	shortLaps(t)
+	kinds := []planKind{{name: "NewAllReduce", make: allReduceOf}}
+	for _, k := range planKinds {
+		if slices.Contains([]string{"NewAllGather", "NewReduceScatter", "NewAllToAll"}, k.name) {
+			kinds = append(kinds, k)
+		}
+	}
+	for root := range 4 {
+		kinds = append(kinds, planKind{name: fmt.Sprintf("NewBroadcast from %d", root), make: func(ctx context.Context, x *planTensors, n int64, a Algorithm) (*Plan, error) {
+			return NewBroadcast(ctx, x.of(ctx, tensor.Float32, n), root, &Options{Algorithm: a})
+		}}, planKind{name: fmt.Sprintf("NewReduce to %d", root), make: func(ctx context.Context, x *planTensors, n int64, a Algorithm) (*Plan, error) {
+			return NewReduce(ctx, x.of(ctx, tensor.Float32, n), x.of(ctx, tensor.Float32, n), Sum, root, &Options{Algorithm: a})
+		}})
+	}
+	const elements = 1200 // of a block, which is short, and of a message in laps
+	for _, places := range [][]int{{0, 0, 1, 1}, {0, 0, 0, 1}, {0, 0, 1, 2}} {
+		for early := range places {
+			t.Run(fmt.Sprintf("%v/%d", places, early), func(t *testing.T) {
+				t.Parallel() // they wait more than they work
+				onIslands(t, places, 100*time.Millisecond, nil, func(ctx context.Context, m *memory.Memory, _ device.Stream) error {
+					var failed error
+					for _, k := range kinds {
+						n := int64(elements)
+						if k.name != "NewAllToAll" {
+							n *= 10
+						}
+						ran := false
+						for try := 0; try < 20 && !ran; try++ {
+							var err error
+							if ran, err = misledRank(ctx, m, k, Hierarchical, n, func(rank int) bool { return rank != early }); err != nil {
+								failed = errors.Join(failed, fmt.Errorf("%s: %w", k.name, err))
+							}
+						}
+						if !ran {
+							failed = errors.Join(failed, fmt.Errorf("%s: %w", k.name, errNoRun))
+						}
+					}
+					return failed
+				})
+			})
+		}
+	}
 }
 
 // errNoRun is the error of a kind of plan whose runs take longer than waits last.
@@ -173,9 +221,9 @@ func waitedInVain(ctx context.Context, p *Plan, s device.Stream) (err error) {
 	return err
 }
 
-// misledRank has the last rank come to the second run of a plan when the others have given that up. It reports whether the first run, which says what there is to
+// misledRank has some ranks come late to the second run of a plan, when the others have given that up. It reports whether the first run, which says what there is to
 // give, ended in the short time that waits last here. Collective.
-func misledRank(ctx context.Context, m *memory.Memory, k planKind, a Algorithm, n int64) (ran bool, err error) {
+func misledRank(ctx context.Context, m *memory.Memory, k planKind, a Algorithm, n int64, comesLate func(rank int) bool) (ran bool, err error) {
 	tensors := &planTensors{m: m}
 	p, err := k.make(ctx, tensors, n, a)
 	if err := errors.Join(append(tensors.errs, err)...); err != nil {
@@ -186,7 +234,7 @@ func misledRank(ctx context.Context, m *memory.Memory, k planKind, a Algorithm, 
 		return false, err
 	}
 	d, rank := m.Device(), m.Group().Rank()
-	late := rank == m.Group().Size()-1
+	late := comesLate(rank)
 	fill := func(value byte) (err error) {
 		for _, t := range tensors.all {
 			if t.DType() == tensor.Float32 {

@@ -26,9 +26,9 @@ func LibraryCollectives(constructor, backend string) []Algorithm {
 }
 
 // farForm is the form that Auto takes where peers have no addresses: puts and signals, or else, where ranks cannot signal each other, what the library
-// below the backend has. That it also has where puts and signals are the library's own calls, one by one by the CPU, and it has no gets.
-func farForm(m *memory.Memory, library ...Algorithm) Algorithm {
-	if len(library) > 0 && (!m.CanSignal() || !m.Capabilities().Transfers) {
+// below the backend has. That it also has where puts and signals are the library's own calls, one by one by the CPU, and it has no gets, if the library's form does what is asked for.
+func farForm(m *memory.Memory, does func(Algorithm) bool, library ...Algorithm) Algorithm {
+	if len(library) > 0 && (!m.CanSignal() || !m.Capabilities().Transfers && does(library[0])) {
 		return library[0]
 	}
 	return Transfers

@@ -18,7 +18,8 @@ import (
 type Options struct {
 	// Algorithm is the form; Auto by default: a kernel where every peer's memory has an address in this process, and otherwise Transfers,
 	// or, from 64 KiB on, and of all-to-alls up to 128 KiB of a block, Hierarchical, where there are several islands, as hosts with several ranks each are, and the collective has it. It does not combine in the order of the ranks;
-	// between hosts of GPUs, on memory of backend nccl, where NCCL has no puts, it is NCCL's own collective, and Hierarchical for shares that are not of one length (a list of tensors has neither, and needs puts);
+	// between hosts of GPUs, on memory of backend nccl, it is NCCL's own collective, and Hierarchical for shares that are not of one length (a list of tensors has neither, and needs puts); where NCCL has puts,
+	// what neither has, as 16-bit integers and the order of the ranks, goes by Transfers;
 	// Transfers does: see RankOrder.
 	// [Forms] lists the forms; OneShot stands for the best of its family. Which is the best, tables say ([memory.Memory.Tuning]). OneShotMultimem
 	// makes the ranks have multicast addresses of the tensors. Auto takes it where a table says so, but of NewReduce and NewReduceScatter it has to be asked for,
@@ -307,8 +308,8 @@ func (m *maker) choose(f collectiveForm) error {
 	}
 	switch {
 	case asked == Auto && (m.far() || !reachable(m.tensors()...)):
-		m.algorithm = farForm(m.in.Memory(), LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
-		// Where NCCL has none, there is no other form that could be had in its place.
+		m.algorithm = farForm(m.in.Memory(), m.libraryDoes, LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
+		// Where NCCL has none, nor puts, there is no other form that could be had in its place.
 		islands := slices.Contains(have, Hierarchical) && !slices.Contains(m.avoided, Hierarchical) && m.takesIslands() || m.algorithm == NCCL && m.takesRails()
 		if islands && m.ordered(Hierarchical) {
 			m.algorithm = Hierarchical
@@ -322,6 +323,14 @@ func (m *maker) choose(f collectiveForm) error {
 		return notInRankOrder(asked, m.algorithm)
 	}
 	return nil
+}
+
+// libraryDoes reports whether a library's form does what is asked for, or, where shares are not of one length, Hierarchical, which Auto takes in its place if there is room for it.
+func (m *maker) libraryDoes(a Algorithm) bool {
+	if m.takesRails() {
+		a = Hierarchical
+	}
+	return !slices.Contains(m.avoided, a) && m.ordered(a) && (!m.combines || Supported(m.in.Device().Kind(), a, m.in.DType(), m.op, m.in.WorldSize()))
 }
 
 // ordered reports whether RankOrder allows a form.

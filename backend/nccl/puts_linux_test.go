@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,7 +23,9 @@ import (
 	"github.com/symmem/symmem/internal/nccl"
 	"github.com/symmem/symmem/internal/simcuda"
 	"github.com/symmem/symmem/internal/simlib"
+	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
 )
 
 // onPuttingHosts runs f on ranks with simulated GPUs, two of a host, between which NCCL puts.
@@ -745,5 +748,170 @@ func TestWindowFailsOnOneHost(t *testing.T) {
 			return fmt.Errorf("rank %d: %w is not NCCL's error", g.Rank(), err)
 		}
 		return errors.Join(g.Barrier(ctx, "in step"), mem.Free(ctx, a))
+	})
+}
+
+// TestAutoWhatNCCLHasNot: where NCCL can put, auto does by puts what neither NCCL nor Hierarchical has: elements of 16-bit integers, averages of integers in shares that are not of one length, and the order of the ranks.
+func TestAutoWhatNCCLHasNot(t *testing.T) {
+	onPuttingHosts(t, 3, func(ctx context.Context, g *group.Group, mem *memory.Memory) error {
+		const n = 60
+		s, err := mem.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		tensors := map[tensor.DType][2]*tensor.Tensor{}
+		for _, dtype := range []tensor.DType{tensor.Float32, tensor.Int32, tensor.Uint16} {
+			var pair [2]*tensor.Tensor
+			for i := range pair {
+				if pair[i], err = tensor.Zeros(ctx, mem, dtype, n); err == nil {
+					err = pair[i].Rendezvous(ctx)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			tensors[dtype] = pair
+		}
+		part := func(dtype tensor.DType, i int, elements int64) tensor.SymmetricTensor {
+			x, err := tensors[dtype][i].Sub(0, elements)
+			if err != nil {
+				panic(err)
+			}
+			return x
+		}
+		const f32, i32, u16 = tensor.Float32, tensor.Int32, tensor.Uint16
+		ordered := &kernels.Options{RankOrder: true}
+		for _, c := range []struct {
+			what string
+			want kernels.Algorithm
+			make func() (*kernels.Plan, error)
+		}{
+			{"all-reduce", kernels.NCCL, func() (*kernels.Plan, error) { return kernels.NewAllReduce(ctx, part(f32, 0, n), kernels.Sum, nil) }},
+			{"all-reduce in the order of the ranks", kernels.Transfers, func() (*kernels.Plan, error) {
+				return kernels.NewAllReduce(ctx, part(f32, 0, n), kernels.Sum, &kernels.AllReduceOptions{RankOrder: true})
+			}},
+			{"all-reduce of u16", kernels.Transfers, func() (*kernels.Plan, error) { return kernels.NewAllReduce(ctx, part(u16, 0, n), kernels.Sum, nil) }},
+			{"reduce", kernels.NCCL, func() (*kernels.Plan, error) {
+				return kernels.NewReduce(ctx, part(f32, 0, n), part(f32, 1, n), kernels.Sum, 1, nil)
+			}},
+			{"reduce in the order of the ranks", kernels.Transfers, func() (*kernels.Plan, error) {
+				return kernels.NewReduce(ctx, part(f32, 0, n), part(f32, 1, n), kernels.Sum, 1, ordered)
+			}},
+			{"reduce of u16", kernels.Transfers, func() (*kernels.Plan, error) {
+				return kernels.NewReduce(ctx, part(u16, 0, n), part(u16, 1, n), kernels.Sum, 1, nil)
+			}},
+			{"reduce-scatter, uneven", kernels.Hierarchical, func() (*kernels.Plan, error) {
+				return kernels.NewReduceScatter(ctx, part(f32, 0, n-1), part(f32, 1, n/3), kernels.Sum, nil)
+			}},
+			{"reduce-scatter, uneven, in the order of the ranks", kernels.Transfers, func() (*kernels.Plan, error) {
+				return kernels.NewReduceScatter(ctx, part(f32, 0, n-1), part(f32, 1, n/3), kernels.Sum, ordered)
+			}},
+			{"reduce-scatter, averages of i32", kernels.NCCL, func() (*kernels.Plan, error) {
+				return kernels.NewReduceScatter(ctx, part(i32, 0, n), part(i32, 1, n/3), kernels.Avg, nil)
+			}},
+			{"reduce-scatter, averages of i32, uneven", kernels.Transfers, func() (*kernels.Plan, error) {
+				return kernels.NewReduceScatter(ctx, part(i32, 0, n-1), part(i32, 1, n/3), kernels.Avg, nil)
+			}},
+			{"all-gather of u16, uneven", kernels.Hierarchical, func() (*kernels.Plan, error) {
+				return kernels.NewAllGather(ctx, part(u16, 0, n/3), part(u16, 1, n-1), ordered)
+			}},
+			{"broadcast of u16", kernels.NCCL, func() (*kernels.Plan, error) { return kernels.NewBroadcast(ctx, part(u16, 0, n), 1, ordered) }},
+		} {
+			p, err := c.make()
+			if err != nil {
+				return fmt.Errorf("%s: %w", c.what, err)
+			}
+			if got := p.Algorithm(); got != c.want {
+				err = fmt.Errorf("%s: %s was taken, and %s was expected", c.what, got, c.want)
+			}
+			if err = errors.Join(err, p.Run(s), s.Synchronize(ctx), g.Barrier(ctx, c.what), p.Close(ctx)); err != nil {
+				return err
+			}
+		}
+		// What goes so is right.
+		in, out := tensors[u16][0], tensors[u16][1]
+		mine := slices.Repeat([]uint16{uint16(20000 + g.Rank())}, n)
+		if err := errors.Join(tensor.Write(in.Local(), mine, 0), g.Barrier(ctx, "filled")); err != nil {
+			return err
+		}
+		p, err := kernels.NewAllReduce(ctx, in, kernels.Sum, &kernels.AllReduceOptions{Out: out})
+		if err != nil {
+			return err
+		}
+		got := make([]uint16, n)
+		if err := errors.Join(p.Run(s), s.Synchronize(ctx), tensor.Read(out.Local(), got, 0), p.Close(ctx)); err != nil {
+			return err
+		}
+		if i := slices.IndexFunc(got, func(v uint16) bool { return v != 60003 }); i >= 0 {
+			return fmt.Errorf("element %d is %d", i, got[i])
+		}
+		for _, dtype := range []tensor.DType{f32, i32, u16} {
+			err = errors.Join(err, tensors[dtype][0].Close(ctx), tensors[dtype][1].Close(ctx))
+		}
+		return errors.Join(err, s.Close())
+	})
+}
+
+// TestUnevenByPuts: an all-gather whose shares are not of one length goes by puts where a rank has no memory for the workspace of Hierarchical.
+func TestUnevenByPuts(t *testing.T) {
+	onPuttingHosts(t, 3, func(ctx context.Context, g *group.Group, mem *memory.Memory) error {
+		const n = 8<<20 - 1
+		size := g.Size()
+		var ts [2]*tensor.Tensor
+		for i, elements := range []int64{(n + 2) / 3, n} {
+			var err error
+			if ts[i], err = tensor.Zeros(ctx, mem, tensor.Float32, elements); err == nil {
+				err = ts[i].Rendezvous(ctx)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		first, err := kernels.NewBarrier(ctx, mem, nil) // which makes the first workspace
+		if err != nil {
+			return err
+		}
+		d := mem.Device()
+		var taken []device.Ptr
+		if g.Rank() == 1 {
+			spare, err := d.Alloc(12 << 20) // for signals
+			if err != nil {
+				return err
+			}
+			for bytes := int64(1) << 40; bytes >= 2<<20; bytes /= 2 {
+				if p, err := d.Alloc(bytes); err == nil {
+					taken = append(taken, p)
+				}
+			}
+			if err := d.Free(spare); err != nil {
+				return err
+			}
+		}
+		s, err := d.NewStream()
+		if err != nil {
+			return err
+		}
+		mine := slices.Repeat([]float32{float32(g.Rank() + 1)}, (n+2)/3)
+		if err := errors.Join(tensor.Write(ts[0].Local(), mine, 0), g.Barrier(ctx, "taken")); err != nil {
+			return err
+		}
+		p, err := kernels.NewAllGather(ctx, ts[0], ts[1], nil)
+		if err != nil {
+			return err
+		}
+		if got := p.Algorithm(); got != kernels.Transfers {
+			err = fmt.Errorf("%s was taken", got)
+		}
+		got := make([]float32, n)
+		err = errors.Join(err, p.Run(s), s.Synchronize(ctx), tensor.Read(ts[1].Local(), got, 0), g.Barrier(ctx, "ran"), p.Close(ctx), first.Close(ctx), s.Close())
+		for _, r := range []int{0, 1, size - 1} {
+			if at := r * ((n + 2) / 3); err == nil && got[at] != float32(r+1) {
+				err = fmt.Errorf("the share of rank %d begins with %v", r, got[at])
+			}
+		}
+		for _, p := range taken {
+			err = errors.Join(err, d.Free(p))
+		}
+		return errors.Join(err, ts[0].Close(ctx), ts[1].Close(ctx))
 	})
 }

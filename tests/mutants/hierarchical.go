@@ -5,6 +5,7 @@ func init() {
 	program := []stage{{"kernels", "TestHierarchicalProgram", usual}}
 	order := []stage{{"kernels", "TestHierarchical", usual}}
 	others := []stage{{"kernels", "TestIsland", usual}}
+	late, inTime := []stage{{"kernels", "TestLateIslands", usual}}, []stage{{"kernels", "TestLongRunsOverIslands", usual}}
 	exchanges := []stage{{"kernels", "TestIslandExchange", usual}, {"kernels", "TestIslandCollectives", usual}}
 	choice, ranks := []stage{{"kernels", "TestIslandChoice", usual}}, []stage{{"kernels", "TestIslandRankOrder", usual}}
 	const file, moves, reductions = "kernels/hierarchical.go", "kernels/hierarchical_moves.go", "kernels/hierarchical_reduce.go"
@@ -32,6 +33,10 @@ func init() {
 		mutant{file: file, why: "ranks of an island are summed up from the own one on", tests: order,
 			old: "\tfor _, r := range b.islands[b.island] {\n\t\tins", new: "\tfor _, r := range append([]int{b.Rank()}, b.near()...) {\n\t\tins",
 		},
+		mutant{file: file, why: "a rank that has done its part waits for the whole run at once", tests: inTime,
+			old: "\t\tfor range f.laps {\n\t\t\ts.wait(hierarchicalLap)", new: "\t\tfor range 0 {\n\t\t\ts.wait(hierarchicalLap)"},
+		mutant{file: moves, why: "a rank that has got its part waits for the whole run at once", tests: inTime,
+			old: "\t\ts.wait(islandLap)\n", new: ""},
 		mutant{file: reductions, why: "f16 averages overflow", tests: order,
 			old: "return dtype == tensor.Float16 && op == Avg", new: "return false"},
 		mutant{file: "kernels/allreduce.go", why: "auto takes it where the order of the ranks is wanted", tests: order,
@@ -58,6 +63,10 @@ func init() {
 			old: "err != nil || w.Adopted() {", new: "err != nil || reachesIsland(t, m) != nil {"},
 		mutant{file: exchange, why: "blocks are put together before they are there, and put where they may not be yet", tests: exchanges,
 			old: "\ts.wait(exchangeReady)\n", new: ""},
+		mutant{file: exchange, why: "what a rank has that has given up goes into packs", tests: late,
+			old: "\tfor range 2 {\n\t\ts.signal(exchangeReady)", new: "\tfor range 1 {\n\t\ts.signal(exchangeReady)"},
+		mutant{file: "kernels/islands.go", why: "what a rank without a rail has that has given up leaves the island", tests: late,
+			old: "\t\treturn 2\n", new: "\t\treturn 1\n"},
 		mutant{file: exchange, why: "packs are overwritten that were not stored", tests: exchanges,
 			old: "\ts.wait(exchangeRoom)\n", new: ""},
 		mutant{file: exchange, why: "packs are stored that have not come", tests: exchanges,
