@@ -33,7 +33,7 @@ func init() {
 		mutant{file: "group/sockets_linux.go", why: "what a connection has brought is lost when it is ended", tests: []stage{{"group", "EndedAfterTheMessage", usual}},
 			old: "if err := conn.CloseRead(); err", new: "if err := conn.Close(); err"},
 		mutant{file: "group/sockets_linux.go", why: "a file whose connection was ended is not sent again", tests: []stage{{"group", "SilentConnections", usual}},
-			old: "if try == fileTries ||", new: "if try > 0 || try == fileTries ||"},
+			old: "case try == fileTries:", new: "case try > 0 || try == fileTries:"},
 		mutant{file: "group/islands.go", why: "a rank that has not heard which islands there are looks again alone", tests: []stage{{"group", "IslandsHeardBySome", usual}},
 			old: "asked := g.asked.Load(); asked != 0 {", new: "asked := g.asked.Load(); asked != 0 && false {"},
 		mutant{file: "internal/nccl/comm.go", why: "a communicator counts as ended where NCCL was not called", tests: []stage{{"internal/nccl", "CannotBeEnded", usual}},
