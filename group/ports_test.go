@@ -43,6 +43,7 @@ func TestPortOfAnother(t *testing.T) {
 	const token = "the token of this job alone"
 	limits := defaultLimits
 	limits.attempt = 100 * time.Millisecond
+	// Each has a job of its own name: the ports of several lie side by side.
 	for name, another := range map[string]func(t *testing.T) (addr string, finish func()){
 		"silent":  func(t *testing.T) (string, func()) { return answering(t, drain), func() {} },
 		"closing": func(t *testing.T) (string, func()) { return answering(t, func(net.Conn) {}), func() {} },
@@ -64,7 +65,7 @@ func TestPortOfAnother(t *testing.T) {
 			return addr, finish
 		},
 		"an earlier attempt": func(t *testing.T) (string, func()) {
-			addr, _, finish := startJob(t, 2, Options{Job: "j", Restart: 1})
+			addr, _, finish := startJob(t, 2, Options{Job: t.Name(), Restart: 1})
 			return addr, finish
 		},
 	} {
@@ -73,7 +74,7 @@ func TestPortOfAnother(t *testing.T) {
 				t.Parallel()
 				addr, finish := another(t)
 				defer finish()
-				o := Options{Addr: addr, Ports: 8, Job: "j", Restart: 2, Token: secret, limits: &limits}
+				o := Options{Addr: addr, Ports: 8, Job: t.Name(), Restart: 2, Token: secret, limits: &limits}
 				for _, late := range []time.Duration{0, 700 * time.Millisecond} {
 					requireNone(t, meetAtPorts(t, 3, o, late))
 				}
@@ -87,7 +88,7 @@ func TestPortOfSomebodySilent(t *testing.T) {
 	limits := defaultLimits
 	limits.attempt = time.Hour
 	addr := answering(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
-	requireNone(t, meetAtPorts(t, 3, Options{Addr: addr, Ports: 8, Job: "j", Timeout: 20 * time.Second, limits: &limits}, 50*time.Millisecond))
+	requireNone(t, meetAtPorts(t, 3, Options{Addr: addr, Ports: 8, Job: t.Name(), Timeout: 20 * time.Second, limits: &limits}, 50*time.Millisecond))
 }
 
 // TestSlowServiceBehindAnother: a service that takes its time for the hello is not passed over for another one, which asks for its turn again and again.
@@ -111,7 +112,7 @@ func TestSlowServiceBehindAnother(t *testing.T) {
 	require.NotNil(t, l)
 	l.late.Store(int64(150 * time.Millisecond)) // a hello takes several times as long as a first attempt may
 	groups, failures := joinAll(t, 3, func(rank int) *Options {
-		o := &Options{Rank: rank, WorldSize: 3, Addr: addr, Ports: ports, Job: "j", Timeout: 20 * time.Second, limits: &limits}
+		o := &Options{Rank: rank, WorldSize: 3, Addr: addr, Ports: ports, Job: t.Name(), Timeout: 20 * time.Second, limits: &limits}
 		if rank == 0 {
 			o.Listener = l
 		}
@@ -182,8 +183,8 @@ func TestPortsThatAreRefused(t *testing.T) {
 	limits := defaultLimits
 	limits.doubt = 300 * time.Millisecond
 	const token = "the token of this job alone"
-	addr, _, finish := startJob(t, 2, Options{Job: "j", Restart: 1, Token: token})
-	base := Options{Rank: 1, WorldSize: 2, Addr: addr, Ports: 3, Job: "j", Restart: 1, Token: token, Timeout: 30 * time.Second, limits: &limits}
+	addr, _, finish := startJob(t, 2, Options{Job: t.Name(), Restart: 1, Token: token})
+	base := Options{Rank: 1, WorldSize: 2, Addr: addr, Ports: 3, Job: t.Name(), Restart: 1, Token: token, Timeout: 30 * time.Second, limits: &limits}
 	for name, tt := range map[string]struct {
 		change func(*Options)
 		reason RefusalReason
