@@ -78,17 +78,19 @@ func (r *rank) launchWhileClosing(ctx context.Context, what string, form int) er
 	return err
 }
 
+// work makes the GPUs be at work, or no longer. All ranks call it.
+func (m *machine) work(ctx context.Context, r *rank, is bool) error {
+	err := r.Barrier(ctx, "before")
+	m.Mu.Lock()
+	m.busy, m.late = is, is
+	m.Mu.Unlock()
+	return errors.Join(err, r.Barrier(ctx, "behind"))
+}
+
 // TestStreamThatIsBeingClosed: a plan whose stream is being closed, which waits for its kernel, still has its place on the device, and does not move to another stream before the kernel has ended.
 func TestStreamThatIsBeingClosed(t *testing.T) {
 	m := newMachine(2, map[string]fake{"still": still})
 	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
-		busy := func(is bool) error {
-			err := r.Barrier(ctx, "before")
-			m.Mu.Lock()
-			m.busy, m.late = is, is
-			m.Mu.Unlock()
-			return errors.Join(err, r.Barrier(ctx, "behind"))
-		}
 		plans, streams, err := r.large(ctx, collective.Spec{Name: "plan 1"}, collective.Spec{Name: "plan 2"})
 		if err != nil {
 			return err
@@ -103,7 +105,7 @@ func TestStreamThatIsBeingClosed(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(p.Run(s), plans[0].Run(streams[0]), busy(true)); err != nil {
+		if err := errors.Join(p.Run(s), plans[0].Run(streams[0]), m.work(ctx, r, true)); err != nil {
 			return err
 		}
 		closed := make(chan error, 1)
@@ -120,7 +122,7 @@ func TestStreamThatIsBeingClosed(t *testing.T) {
 		if told := p.Run(streams[1]); !errors.Is(told, errs.ErrTwoStreams) {
 			err = errors.Join(err, fmt.Errorf("a plan whose stream is being closed, on another one: %w", told))
 		}
-		if err := errors.Join(err, busy(false), <-closed); err != nil {
+		if err := errors.Join(err, m.work(ctx, r, false), <-closed); err != nil {
 			return err
 		}
 		if err := errors.Join(p.Run(streams[1]), plans[1].Run(streams[1])); err != nil {
@@ -135,13 +137,6 @@ func TestStreamThatIsBeingClosed(t *testing.T) {
 func TestMemoryThatIsBeingClosed(t *testing.T) {
 	m := newMachine(2, map[string]fake{"still": still})
 	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
-		busy := func(is bool) error {
-			err := r.Barrier(ctx, "before")
-			m.Mu.Lock()
-			m.busy, m.late = is, is
-			m.Mu.Unlock()
-			return errors.Join(err, r.Barrier(ctx, "behind"))
-		}
 		plans, streams, err := r.large(ctx, collective.Spec{Name: "plan 1"}, collective.Spec{Name: "plan 2"})
 		if err != nil {
 			return err
@@ -159,7 +154,7 @@ func TestMemoryThatIsBeingClosed(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(p.Run(r.s), plans[0].Run(streams[0]), busy(true)); err != nil {
+		if err := errors.Join(p.Run(r.s), plans[0].Run(streams[0]), m.work(ctx, r, true)); err != nil {
 			return err
 		}
 		closed := make(chan error, 1)
@@ -170,7 +165,7 @@ func TestMemoryThatIsBeingClosed(t *testing.T) {
 		if told := plans[1].Run(streams[1]); !errors.Is(told, errs.ErrNoRoom) {
 			err = fmt.Errorf("beside a plan whose memory is being closed: %w", told)
 		}
-		if err := errors.Join(err, busy(false), <-closed); err != nil {
+		if err := errors.Join(err, m.work(ctx, r, false), <-closed); err != nil {
 			return err
 		}
 		if err := plans[1].Run(streams[1]); err != nil {
