@@ -1,6 +1,7 @@
 package group
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -152,22 +153,23 @@ func (e *launchEnv) explicit(given *Launch) (Launch, error) {
 	return l, nil
 }
 
+// Why a launcher is chosen that was asked for.
+const (
+	whyVariable = "SYMMEM_LAUNCHER asks for it"
+	whyAsked    = "it was asked for"
+)
+
 // choose picks the launcher to fill the gaps of given from, and says in a few words why. A reading of nothing is chosen when
 // nothing has started this process.
 func (e *launchEnv) choose(forced string, given Launch) (chosen launchReading, why string, err error) {
-	why = "the first in the order that has started this process"
-	if forced == "" {
-		if forced = e.get("SYMMEM_LAUNCHER"); forced != "" {
-			why = "SYMMEM_LAUNCHER asks for it"
-		}
-	} else {
-		why = "it was asked for"
-		if strings.EqualFold(forced, e.get("SYMMEM_LAUNCHER")) {
-			why = "SYMMEM_LAUNCHER asks for it"
-		}
-	}
-	if forced != "" {
-		return e.force(forced, why)
+	variable := e.get("SYMMEM_LAUNCHER")
+	switch forced = cmp.Or(forced, variable); {
+	case forced == "":
+		why = "the first in the order that has started this process"
+	case strings.EqualFold(forced, variable):
+		return e.force(forced, whyVariable)
+	default:
+		return e.force(forced, whyAsked)
 	}
 
 	readings := e.readAll()

@@ -1,7 +1,5 @@
 package group
 
-import "strings"
-
 // LaunchReport is what one launcher's variables say, for people who diagnose a launch.
 type LaunchReport struct {
 	Launcher string   // the name to ask for it by: "slurm"
@@ -41,9 +39,9 @@ func Launchers(getenv func(string) string, opts *LaunchOptions) []LaunchReport {
 		switch {
 		case err == nil && r.name == chosen.name:
 			report.Started, report.Chosen, report.Why = true, true, why+": "+r.why
-		case err == nil && r.started && e.get("SYMMEM_LAUNCHER") != "" && (opts.Launcher == "" || strings.EqualFold(opts.Launcher, e.get("SYMMEM_LAUNCHER"))):
+		case err == nil && r.started && why == whyVariable:
 			report.Why = r.why + ", but SYMMEM_LAUNCHER asks for " + chosen.name
-		case err == nil && r.started && opts.Launcher != "":
+		case err == nil && r.started && why == whyAsked:
 			report.Why = r.why + ", but " + chosen.name + " was asked for"
 		case err == nil && r.started:
 			report.Why = r.why + ", but " + chosen.name + " comes first"

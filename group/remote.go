@@ -215,14 +215,22 @@ func (r *remote) look(ctx context.Context, stop context.CancelFunc, at sighting,
 		if at.link != nil {
 			return
 		}
-		pause := time.NewTimer(backoff/2 + rand.N(backoff))
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
+		if !rest(ctx, backoff/2+rand.N(backoff)) {
 			return
 		}
 		backoff = min(2*backoff, lastBackoff)
+	}
+}
+
+// rest waits for that time, and reports whether the context has not ended meanwhile.
+func rest(ctx context.Context, pause time.Duration) bool {
+	over := time.NewTimer(pause)
+	select {
+	case <-over.C:
+		return true
+	case <-ctx.Done():
+		over.Stop()
+		return false
 	}
 }
 

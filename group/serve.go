@@ -247,11 +247,7 @@ func listenAt(ctx context.Context, o *Options, addr string) (net.Listener, error
 			return l, err
 		}
 		o.Logger.Debug("looking up where to serve the rendezvous", "address", addr, "error", err)
-		again := time.NewTimer(pause)
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			again.Stop()
+		if !rest(ctx, pause) {
 			return nil, errors.Join(ctx.Err(), err)
 		}
 	}

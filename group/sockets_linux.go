@@ -641,11 +641,7 @@ func dialFiles(ctx context.Context, address string) (*net.UnixConn, error) {
 		if !errors.Is(err, unix.EAGAIN) {
 			return nil, fileLimit(err)
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !rest(ctx, pause) {
 			return nil, errors.Join(ctx.Err(), err)
 		}
 	}
@@ -669,11 +665,7 @@ func sendFile(crowd context.Context, conn *net.UnixConn, message []byte, f *os.F
 			return errors.Join(writeErr, crowded)
 		}
 		crowded = &FileLimitError{Limit: openFileLimit(), Err: fmt.Errorf("as many of this user are on their way through sockets, to processes that do not take them: %w", writeErr)}
-		again := time.NewTimer(pause)
-		select {
-		case <-again.C:
-		case <-crowd.Done():
-			again.Stop()
+		if !rest(crowd, pause) {
 			return crowded
 		}
 	}
