@@ -41,8 +41,12 @@ func (a agent) NewRequest(op nixl.Op, m nixl.Memory, local, remote []nixl.Block,
 // agentTimeout bounds the making of an agent.
 const agentTimeout = 60 * time.Second
 
-// makeAgent makes an agent of the library on a network, with or without a progress thread. It is bounded by ctx and agentTimeout.
+// makeAgent makes an agent of the library on a network, with or without a progress thread. It is bounded by ctx and agentTimeout. The error is a
+// [group.FileLimitError] if too few files are left to this process.
 func makeAgent(ctx context.Context, lib *nixl.Library, d device.Device, name string, on route, thread bool) (*nixl.Agent, error) {
+	if err := roomForFiles(); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
 	scope := func(f func() error) error { return within(d, f) } // UCX finds the GPU by the context

@@ -359,6 +359,9 @@ func firstAgent(try func(n route) (*nixl.Agent, error)) (a *nixl.Agent, n route,
 		if a, failed = try(n); failed == nil {
 			return a, n, nil
 		}
+		if _, full := errors.AsType[*group.FileLimitError](failed); full {
+			return nil, route{}, failed // of every network
+		}
 		err = errors.Join(err, failed)
 	}
 	return nil, route{}, err
