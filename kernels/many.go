@@ -482,12 +482,20 @@ func (m *many) agree(ctx context.Context, failure error) error {
 			return nil // which is told
 		}
 	}
-	for i := range all[0].What {
+	longest := 0
+	for _, r := range all {
+		longest = max(longest, len(r.What))
+	}
+	for i := range longest {
 		var values []string
 		differ := false
 		for _, r := range all {
-			values = append(values, r.What[i]) // where the first lines are alike, so are the lengths
-			differ = differ || r.What[i] != all[0].What[i]
+			value := "nothing" // where the first lines are alike, so are the lengths, unless it is another program that says so
+			if i < len(r.What) {
+				value = r.What[i]
+			}
+			values = append(values, value)
+			differ = differ || value != values[0]
 		}
 		what := fmt.Sprintf("%s[%d]", m.list, i-1)
 		switch {

@@ -484,6 +484,14 @@ func TestManyRefused(t *testing.T) {
 		refused("other places", errs.ErrMismatch, "pairs[1]", Pair{In: c}, []Pair{{In: a}, {In: b}}[g.Rank()])
 		refused("other lengths", errs.ErrMismatch, "2 tensors", []Pair{{In: c}, {In: a}}[:1+g.Rank()]...)
 		refused("one rank's nil", errs.ErrInvalid, "pairs[1].In", Pair{In: c}, []Pair{{In: a}, {}}[g.Rank()])
+		// A rank of another program says nothing of its list, or less than there is in it.
+		for _, record := range []string{`{}`, `{"what":[]}`, `{"what":["sum of 2 tensors of f32"]}`} {
+			if g.Rank() == 0 {
+				refused(record, errs.ErrMismatch, "nothing", Pair{In: a}, Pair{In: c})
+			} else if _, err := g.AllGather(ctx, "the tensors of all-reduce of many", []byte(record)); err != nil {
+				return err
+			}
+		}
 		// Inputs may overlap.
 		p, err := NewAllReduceMany(ctx, []Pair{{In: a, Out: c}, {In: b, Out: d}}, Sum, nil)
 		if err != nil {

@@ -446,12 +446,13 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 	unheard := bytes.Repeat([]byte{1}, 4*launches)
 	heard, again := b.Upload(unheard), b.Upload(unheard)
 	rails := make([]libraryLaunch, launches)
+	parts := f.parts()
 	for lap := range rails {
 		// A word goes with it: the largest of the rail's.
 		calls := append(calls(lap, own), memory.LibraryCall{
 			In: b.Dead(), Out: heard.Add(4 * int64(lap)), Count: 1, DType: tensor.Uint32.String(), Op: Max.String(),
 		})
-		rail, err := f.in.Memory().PrepareCollective(ctx, memory.Place{}, memory.Place{}, 0, 0, memory.LibraryCollective{Name: NCCL.String(), Parts: f.parts(), Calls: calls, Beside: f.lane()})
+		rail, err := f.in.Memory().PrepareCollective(ctx, memory.Place{}, memory.Place{}, 0, 0, memory.LibraryCollective{Name: NCCL.String(), Parts: parts, Calls: calls, Beside: f.lane()})
 		if err != nil {
 			return err
 		}
