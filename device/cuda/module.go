@@ -182,9 +182,11 @@ func (m *Module) Function(name string) (device.Function, error) {
 	defer m.end()
 	f := &Function{module: m, name: name}
 	drv := m.dev.drv
-	r := cu.Success
+	r, loaded := cu.Success, cu.Success
 	_ = m.dev.betweenWork(loadingWait, func() error {
-		r = drv.ModuleGetFunction(&f.handle, m.handle, name)
+		if r = drv.ModuleGetFunction(&f.handle, m.handle, name); r == cu.Success && drv.FuncLoad != nil {
+			loaded = drv.FuncLoad(f.handle)
+		}
 		return nil
 	})
 	switch r {
@@ -195,10 +197,8 @@ func (m *Module) Function(name string) (device.Function, error) {
 	default:
 		return nil, fmt.Errorf("finding the kernel %q: %w", name, drv.Check("cuModuleGetFunction", r))
 	}
-	if drv.FuncLoad != nil {
-		if err := drv.Check("cuFuncLoad", drv.FuncLoad(f.handle)); err != nil {
-			return nil, fmt.Errorf("loading the kernel %q: %w", name, err)
-		}
+	if err := drv.Check("cuFuncLoad", loaded); err != nil {
+		return nil, fmt.Errorf("loading the kernel %q: %w", name, err)
 	}
 	for _, a := range []struct {
 		value *int

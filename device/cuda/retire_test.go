@@ -329,6 +329,42 @@ func TestLoadingBetweenWork(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
+// TestLoadingOneKernelBetweenWork: the driver loads a kernel in a call of its own, and a stream gets no work of the CPU before that either.
+func TestLoadingOneKernelBetweenWork(t *testing.T) {
+	f := newFake(1)
+	drv := f.driver()
+	var s *cuda.Stream
+	work := &heldCopy{}
+	enqueued := make(chan error, 1)
+	get := drv.ModuleGetFunction
+	drv.ModuleGetFunction = func(h *cu.FunctionHandle, m cu.ModuleHandle, name string) cu.Result {
+		go func() { enqueued <- s.HostWork(work) }()
+		return get(h, m, name)
+	}
+	early := false
+	drv.FuncLoad = func(cu.FunctionHandle) cu.Result {
+		select {
+		case err := <-enqueued:
+			early = true
+			enqueued <- err
+		case <-time.After(50 * time.Millisecond):
+		}
+		return cu.Success
+	}
+	d, err := cuda.Open(&cuda.Options{Driver: drv, WaitTimeout: 20 * time.Second})
+	require.NoError(t, err)
+	closeInTheEnd(t, d)
+	s, work.d, work.to = newStream(t, d), d, alloc(t, d, 64)
+	m, err := d.LoadModule([]byte(ptx))
+	require.NoError(t, err)
+	_, err = m.Function("kernel")
+	require.NoError(t, err)
+	require.False(t, early, "the driver loads beside work of the CPU")
+	require.NoError(t, <-enqueued)
+	work.may.Store(true)
+	synchronize(t, s)
+}
+
 // TestFreedBehindAClosedStream: a stream that was closed while the GPU worked for it keeps freed memory, and what the device holds, for as long as the GPU does, and no longer.
 func TestFreedBehindAClosedStream(t *testing.T) {
 	for _, test := range []struct {
