@@ -3,6 +3,7 @@ package cuda
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -224,13 +225,16 @@ func (d *Device) reapOnce() {
 	defer d.pop()
 	_, err := d.whileIdle(func() error {
 		d.mu.Lock()
-		all := d.retired
-		d.retired = nil
+		all := slices.Clone(d.retired)
 		d.mu.Unlock()
 		var failed []error
 		for _, r := range all {
 			failed = append(failed, d.give(r))
 		}
+		// Not before: an allocation that finds no memory waits for as long as something is retired.
+		d.mu.Lock()
+		d.retired = d.retired[len(all):]
+		d.mu.Unlock()
 		return errors.Join(failed...)
 	})
 	if err != nil {
@@ -243,6 +247,16 @@ func (d *Device) holdsRetired() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.retired) > 0
+}
+
+// Regain waits for the streams' present work, for no longer than five seconds and WaitTimeout, so that memory that was freed while they had work goes back to the driver, and reports
+// whether all of it did; false if there was none. It is for allocations that the device does not make itself, and that find no memory.
+func (d *Device) Regain() bool {
+	if d.use("Regain") != nil {
+		return false
+	}
+	defer d.unuse()
+	return d.regain()
 }
 
 // regain waits for the streams' present work, for no longer than retiredWait, so that what is retired is freed, and reports whether

@@ -199,6 +199,50 @@ func TestAllocWaitsForFreedMemory(t *testing.T) {
 	f.failing("cuMemAlloc_v2", cu.Success)
 }
 
+// TestAllocWhileMemoryIsFreed: so does one that finds no memory while the driver is freeing some.
+func TestAllocWhileMemoryIsFreed(t *testing.T) {
+	f := newFake(1)
+	drv := f.driver()
+	allocate, free := drv.MemAlloc, drv.MemFree
+	var full atomic.Bool
+	freeing, goOn := make(chan struct{}), make(chan struct{})
+	drv.MemAlloc = func(p *device.Ptr, n uint64) cu.Result {
+		if full.Load() {
+			return cu.OutOfMemory
+		}
+		return allocate(p, n)
+	}
+	drv.MemFree = func(p device.Ptr) cu.Result {
+		if full.Load() {
+			close(freeing)
+			<-goOn
+			full.Store(false)
+		}
+		return free(p)
+	}
+	d, err := cuda.Open(&cuda.Options{Driver: drv})
+	require.NoError(t, err)
+	s := newStream(t, d)
+	work := &heldCopy{d: d, to: alloc(t, d, 64)}
+	p := alloc(t, d, 100)
+	require.NoError(t, s.HostWork(work))
+	require.NoError(t, d.Free(p))
+	full.Store(true)
+	work.may.Store(true)
+	synchronize(t, s)
+	<-freeing
+	got := make(chan error, 1)
+	go func() {
+		_, err := d.Alloc(100)
+		got <- err
+	}()
+	time.Sleep(20 * time.Millisecond)
+	close(goOn)
+	require.NoError(t, <-got)
+	require.NoError(t, d.Close())
+	f.assertEmpty(t)
+}
+
 // A device that is closed while it keeps such memory gives it back.
 func TestCloseGivesFreedMemoryBack(t *testing.T) {
 	onEach(t, &cuda.Options{WaitTimeout: 20 * time.Second}, func(t *testing.T, d *cuda.Device) {
