@@ -242,11 +242,11 @@ func (m *Module) Close() error {
 	if !open {
 		return closed(call, "module")
 	}
-	return m.destroy()
+	return m.destroy(func(r retired) error { return d.betweenWork(loadingWait, func() error { return d.give(r) }) })
 }
 
-// destroy closes the module if it is open; the context is current.
-func (m *Module) destroy() error {
+// destroy closes the module if it is open, and returns the kernels to unload if no other module has them; the context is current.
+func (m *Module) destroy(unload func(retired) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed.Swap(true) {
@@ -259,5 +259,5 @@ func (m *Module) destroy() error {
 		return nil
 	}
 	delete(d.images, m.image.sum)
-	return d.betweenWork(loadingWait, func() error { return d.drv.Check("cuModuleUnload", d.drv.ModuleUnload(m.handle)) })
+	return unload(retired{module: m.handle})
 }

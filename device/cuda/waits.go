@@ -258,7 +258,7 @@ func (d *Device) growProgress() error {
 	}
 	var at device.Ptr
 	if err := d.drv.Check("cuMemHostGetDevicePointer", d.drv.MemHostGetDevicePointer(&at, mem, 0)); err != nil {
-		return errors.Join(err, d.drv.Check("cuMemFreeHost", d.drv.MemFreeHost(mem)))
+		return errors.Join(err, d.retire(retired{host: mem}))
 	}
 	words := unsafe.Slice((*uint32)(mem), progressPage/4)
 	d.mu.Lock()

@@ -13,7 +13,7 @@ import (
 
 // Driver returns a table for the machine. Each call makes a new one.
 func (m *Machine) Driver() *cu.Driver {
-	d := &cu.Driver{Path: "simulated"}
+	d := &cu.Driver{Path: "simulated", Origin: m}
 	m.devices(d)
 	m.contexts(d)
 	m.memory(d)
