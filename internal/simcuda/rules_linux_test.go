@@ -412,6 +412,28 @@ func TestWrongUse(t *testing.T) {
 			r.ok(r.d.StreamBeginCapture(r.stream[0], cu.CaptureRelaxed))
 			return r.d.StreamQuery(r.stream[0])
 		},
+		"the time of an event of a capture": func(r *rig) cu.Result {
+			var e cu.EventHandle
+			r.ok(r.d.EventCreate(&e, cu.EventDefault))
+			r.ok(r.d.StreamBeginCapture(r.stream[0], cu.CaptureRelaxed))
+			r.ok(r.d.EventRecord(e, r.stream[0]))
+			return r.d.EventElapsedTime(new(float32), e, e)
+		},
+		"push a context that nobody retains": func(r *rig) cu.Result {
+			r.ok(r.d.PrimaryCtxRelease(1))
+			return r.d.CtxPushCurrent(2)
+		},
+		"a stream of a context that was destroyed": func(r *rig) cu.Result {
+			r.ok(r.d.PrimaryCtxRelease(1))
+			r.ok(r.d.PrimaryCtxRetain(new(cu.ContextHandle), 1))
+			return r.d.StreamQuery(r.stream[1])
+		},
+		"an event of a context that was destroyed": func(r *rig) cu.Result {
+			var e cu.EventHandle
+			r.ok(r.d.EventCreate(&e, cu.EventDefault))
+			r.ok(r.d.PrimaryCtxRelease(0))
+			return r.d.EventQuery(e)
+		},
 		"pop nothing": func(r *rig) cu.Result { r.ok(r.d.CtxPopCurrent(nil)); return r.d.CtxPopCurrent(nil) },
 		"export what was not made for it": func(r *rig) cu.Result {
 			own := prop
