@@ -6,6 +6,7 @@ import (
 	"math"
 	"reflect"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -484,6 +485,30 @@ func TestKernelWaits(t *testing.T) {
 	r.ok(r.settled(0))
 	r.ok(<-freed)
 	require.Equal(t, uint32(5), *word)
+}
+
+// TestFirstLoad: loading a kernel waits for what its GPU has under way, and nothing when it is loaded.
+func TestFirstLoad(t *testing.T) {
+	r := newRig(t, simcuda.Config{})
+	var f cu.FunctionHandle
+	r.ok(r.d.ModuleGetFunction(&f, r.module[0], "load"))
+	word, at := r.pinned()
+	r.ok(r.d.StreamBatchMemOp(r.stream[0], 1, &cu.BatchMemOp{Op: cu.MemOpWait32, Address: uint64(at), Value: 1}, 0))
+	loaded := make(chan cu.Result, 1)
+	go func() { loaded <- r.d.FuncLoad(f) }()
+	select {
+	case <-loaded:
+		require.FailNow(t, "it did not wait")
+	case <-time.After(20 * time.Millisecond):
+	}
+	atomic.StoreUint32(word, 1)
+	r.ok(<-loaded)
+	atomic.StoreUint32(word, 0)
+	r.ok(r.d.StreamBatchMemOp(r.stream[0], 1, &cu.BatchMemOp{Op: cu.MemOpWait32, Address: uint64(at), Value: 1}, 0))
+	r.ok(r.d.ModuleGetFunction(&f, r.module[0], "load"))
+	r.ok(r.d.FuncLoad(f))
+	atomic.StoreUint32(word, 1)
+	r.ok(r.settled(0))
 }
 
 // TestTrace: every access of a kernel is told, with its GPU and its line.
