@@ -65,7 +65,7 @@ func (d *Device) give(r retired) error {
 	return d.drv.Check("cuMemFree", d.drv.MemFree(r.ptr))
 }
 
-// BetweenWork calls f, with the context current, when no stream of this device has work of the CPU that has not ended, and lets none get any work until f
+// BetweenWork calls f, with the context current, when no stream of the context has work of the CPU that has not ended, and lets none of this device get any work until f
 // returns. It is for calls that wait inside the driver for what the GPU has under way, and would block the work of the CPU that the GPU waits for. f
 // must not use the device's streams. If there is no such moment within the time, f is called anyway. The error is that of f, or ErrClosed after
 // Close.
@@ -75,9 +75,12 @@ func (d *Device) BetweenWork(within time.Duration, f func() error) error {
 		return err
 	}
 	defer d.leave()
-	// Not beside the streams of other ranks, which f may wait for.
-	own := []*Device{d}
+	// The streams of other ranks are not kept from work: f may wait for those ranks.
+	own, nothing := []*Device{d}, func() error { return nil }
 	for begin := time.Now(); time.Since(begin) < within; pauseBetween(begin) {
+		if busy, _ := d.whileAllOf((*Stream).withoutWork, nothing); busy {
+			continue
+		}
 		if busy, err := whileAll(own, (*Stream).withoutWork, f); !busy {
 			return err
 		}
@@ -87,18 +90,22 @@ func (d *Device) BetweenWork(within time.Duration, f func() error) error {
 
 // betweenWork is BetweenWork for one call of the driver, and for the streams of all devices on the context, which is current.
 func (d *Device) betweenWork(within time.Duration, f func() error) error {
-	c := d.sharing
 	for begin := time.Now(); time.Since(begin) < within; pauseBetween(begin) {
-		if !c.mu.TryLock() {
-			continue
-		}
-		busy, err := whileAll(c.devices, (*Stream).withoutWork, f)
-		c.mu.Unlock()
-		if !busy {
+		if busy, err := d.whileAllOf((*Stream).withoutWork, f); !busy {
 			return err
 		}
 	}
 	return f()
+}
+
+// whileAllOf is whileAll for the streams of all devices on the context.
+func (d *Device) whileAllOf(is func(*Stream) bool, f func() error) (busy bool, err error) {
+	c := d.sharing
+	if !c.mu.TryLock() {
+		return true, nil
+	}
+	defer c.mu.Unlock()
+	return whileAll(c.devices, is, f)
 }
 
 // withoutWork reports whether the stream has no work of the CPU that has not ended, by itself or in graphs; mu is held.

@@ -112,6 +112,37 @@ func TestLoadingBesideAnotherDevice(t *testing.T) {
 	assert.Zero(t, f.early.Load())
 }
 
+// TestBetweenWorkOfAnotherDevice: what must not happen while a stream waits for the CPU is not done beside such work of the other device either. That is not kept from work meanwhile: it
+// may be what the call waits for.
+func TestBetweenWorkOfAnotherDevice(t *testing.T) {
+	f := &sharedFake{fake: newFake(1)}
+	d, other := f.open(t, &cuda.Options{}), f.open(t, &cuda.Options{})
+	busy := newStream(t, other)
+	work := &heldCopy{d: other, to: alloc(t, other, 64)}
+	require.NoError(t, busy.HostWork(work))
+	returned := make(chan error, 1)
+	go func() {
+		returned <- d.BetweenWork(patience, func() error {
+			if !work.may.Load() {
+				return errGaveUp
+			}
+			enqueued := make(chan error, 1)
+			go func() { enqueued <- busy.Fill(work.to, 1, 64) }()
+			select {
+			case err := <-enqueued:
+				return err
+			case <-time.After(10 * time.Second):
+				return os.ErrDeadlineExceeded
+			}
+		})
+	}()
+	time.Sleep(50 * time.Millisecond)
+	work.may.Store(true)
+	synchronize(t, busy)
+	require.NoError(t, <-returned)
+	synchronize(t, busy)
+}
+
 // TestCloseBesideAnotherDevice: a device that is closed leaves what it held to the other one, whose work it would wait for.
 func TestCloseBesideAnotherDevice(t *testing.T) {
 	f := &sharedFake{fake: newFake(1)}
