@@ -205,7 +205,7 @@ func (a *allocation) Release(context.Context) error {
 	if len(a.undo) == 0 {
 		return nil
 	}
-	if err := a.backend.device.WithContext(a.undo.run); err != nil {
+	if err := a.backend.giveBack(&a.undo); err != nil {
 		return fmt.Errorf("releasing %d bytes at %s: %w", a.bytes, a.ptr, err)
 	}
 	return nil

@@ -106,8 +106,9 @@ type Device struct {
 	reaping  bool                     // a goroutine frees it when they have none
 	remains  []*Stream                // that had work when the device was closed
 
-	sharing *sharing // with the other devices on the context
-	stays   bool     // it was closed with work in it; under the lock of sharing
+	over    atomic.Bool // it was closed and has no work
+	sharing *sharing    // with the other devices on the context
+	stays   bool        // it was closed with work in it; under the lock of sharing
 }
 
 // limits are the attributes of the GPU that arguments are checked against.
@@ -462,6 +463,9 @@ func (d *Device) Close() error {
 	return nil
 }
 
+// Over reports whether the device was closed and none of its work is left: not while Close waits for some, nor after it has given that up.
+func (d *Device) Over() bool { return d.over.Load() }
+
 // close releases everything.
 func (d *Device) close() error {
 	var failed []error
@@ -563,6 +567,7 @@ func (d *Device) close() error {
 			}
 			note(d.lane.close(add))
 			away = true
+			d.over.Store(true)
 			if !d.bequeath(all, note) {
 				note(fmt.Errorf("another device on the GPU was closed with work in it: %w", errWorkLeft))
 			}
