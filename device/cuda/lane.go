@@ -119,12 +119,15 @@ func (l *lane) close(free func(retired) error) error {
 	return l.release(free)
 }
 
-// mend makes a broken lane usable again if no copy is under way any more; else it returns what broke it. mu is held.
+// mend makes a broken lane usable again if no copy is under way any more; else it returns what broke it, and that the context is lost if it is by now. mu is held.
 func (l *lane) mend() error {
 	if l.broken == nil {
 		return nil
 	}
-	if done, err := l.ended(); !done || err != nil {
+	switch done, err := l.ended(); {
+	case errors.Is(err, cu.ErrContextLost) && !errors.Is(l.broken, cu.ErrContextLost):
+		return fmt.Errorf("%w; by now %w", l.broken, err)
+	case !done || err != nil:
 		return l.broken
 	}
 	l.mended()

@@ -534,6 +534,35 @@ func TestFreeUnderACopyThatHasFailed(t *testing.T) {
 	assert.False(t, holds(p))
 }
 
+// TestContextLostBehindAFailedCopy: a context that is lost after a copy has outlasted its call is told by the calls that come then, and by Close, which gives the copy's buffers back.
+func TestContextLostBehindAFailedCopy(t *testing.T) {
+	f := newFake(1)
+	drv := f.driver()
+	in := drv.MemcpyHtoDAsync
+	drv.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, s cu.StreamHandle) cu.Result {
+		f.mu.Lock()
+		f.enqueue(s, func() bool { return false })
+		f.mu.Unlock()
+		return in(dst, src, n, s)
+	}
+	d, err := cuda.Open(&cuda.Options{Driver: drv, WaitTimeout: 50 * time.Millisecond})
+	require.NoError(t, err)
+	p := alloc(t, d, 100)
+	err = d.CopyFromHost(p, make([]byte, 100))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.NotErrorIs(t, err, cuda.ErrContextLost)
+	f.failing("cuStreamQuery", cu.IllegalAddress)
+	for range 2 {
+		_, err = d.Alloc(100)
+		require.ErrorIs(t, err, cuda.ErrContextLost)
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded, "what was first")
+	}
+	require.NoError(t, d.Close())
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	assert.Empty(t, f.mem)
+}
+
 // TestBetweenWorkOfCopies: a graph may have several copies of another one, and the work of the CPU in each is still to come until the last has run.
 func TestBetweenWorkOfCopies(t *testing.T) {
 	onEach(t, &cuda.Options{WaitTimeout: 20 * time.Second}, func(t *testing.T, d *cuda.Device) {
