@@ -63,7 +63,11 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 	rounded := roundUp(bytes, b.granularity)
 	a := &allocation{backend: b, kind: virtual, bytes: bytes, rounded: rounded, span: rounded,
 		fabric: b.found.prop.RequestedHandleTypes&cu.HandleFabric != 0}
-	if err := b.device.WithContext(a.make); err != nil {
+	err := b.device.WithContext(a.make)
+	if errors.Is(err, errs.ErrNoMemory) && b.device.Regain() {
+		err = b.device.WithContext(a.make)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("making %d bytes of memory on %s (%s): %w", rounded, b.device.Name(), b.device.UUID(), err)
 	}
 	if b.group.Size() > 1 && b.islands.Count() == 1 {
@@ -201,7 +205,7 @@ func (a *allocation) Release(context.Context) error {
 	if len(a.undo) == 0 {
 		return nil
 	}
-	if err := a.backend.device.WithContext(a.undo.run); err != nil {
+	if err := a.backend.giveBack(&a.undo); err != nil {
 		return fmt.Errorf("releasing %d bytes at %s: %w", a.bytes, a.ptr, err)
 	}
 	return nil

@@ -368,7 +368,7 @@ func (m *mapping) Unmap(context.Context) error {
 	if len(m.undo) == 0 {
 		return nil
 	}
-	if err := m.backend.device.WithContext(m.undo.run); err != nil {
+	if err := m.backend.giveBack(&m.undo); err != nil {
 		return fmt.Errorf("unmapping the ranks' memory: %w", err)
 	}
 	return nil

@@ -29,6 +29,16 @@ func (u *undo) addUnmapped(kept string, step func() error) {
 	*u = append(*u, undoStep{do: step, kept: kept})
 }
 
+// giveBack undoes everything with the device's context current, and without if the device was closed before and has no work left: the driver's calls for virtual memory need none, and the
+// memory would stay until the process ends.
+func (b *Backend) giveBack(u *undo) error {
+	err := b.device.WithContext(u.run)
+	if len(*u) > 0 && b.device.Over() {
+		return u.run()
+	}
+	return err
+}
+
 // run undoes everything, the last step first, and forgets it. A failure does not stop the others: everything that can be undone is. The device's
 // context is current.
 func (u *undo) run() error {

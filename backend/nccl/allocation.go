@@ -45,7 +45,11 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 		return nil, err
 	}
 	a := &allocation{backend: b, bytes: bytes}
-	if err := b.device.WithContext(a.make); err != nil {
+	err := b.device.WithContext(a.make)
+	if errors.Is(err, errs.ErrNoMemory) && b.device.Regain() {
+		err = b.device.WithContext(a.make)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("making %d bytes of memory on %s (%s): %w", bytes, b.device.Name(), b.device.UUID(), err)
 	}
 	if err := b.zero(ctx, a); err != nil {

@@ -1,10 +1,13 @@
 package cuda_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -294,6 +297,25 @@ func TestEndedWaitsAreForgotten(t *testing.T) {
 		synchronize(t, s)
 		assert.Equal(t, make([]byte, 4), read(t, d, p, 4))
 	})
+}
+
+// TestWaitThatCannotBeEnded: a wait whose word cannot be written, as with a context that is lost, is logged once, and not at each look.
+func TestWaitThatCannotBeEnded(t *testing.T) {
+	f := newFake(1)
+	var logged bytes.Buffer
+	d := openFake(t, f, &cuda.Options{WaitTimeout: 30 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+	s, p := newStream(t, d), alloc(t, d, 4)
+	require.NoError(t, s.WaitValue32(p, 1))
+	f.failing("cuStreamWriteValue32_v2", cu.IllegalAddress)
+	for range 40 { // the simulated driver goes on when it is asked
+		_, err := s.Query()
+		require.NoError(t, err)
+		time.Sleep(10 * time.Millisecond)
+	}
+	f.failing("cuStreamWriteValue32_v2", cu.Success)
+	require.ErrorIs(t, s.Synchronize(bounded(t)), os.ErrDeadlineExceeded)
+	require.NoError(t, d.Close())
+	assert.Equal(t, 1, strings.Count(logged.String(), "ending a wait failed"), logged.String())
 }
 
 func TestClosedStreamHasNoHandle(t *testing.T) {

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -102,6 +104,11 @@ type Device struct {
 	kept     []cu.EventHandle         // events of streams that were closed with work in them
 	retired  []retired                // memory that was freed while streams had work
 	reaping  bool                     // a goroutine frees it when they have none
+	remains  []*Stream                // that had work when the device was closed
+
+	over    atomic.Bool // it was closed and has no work
+	sharing *sharing    // with the other devices on the context
+	stays   bool        // it was closed with work in it; under the lock of sharing
 }
 
 // limits are the attributes of the GPU that arguments are checked against.
@@ -201,6 +208,7 @@ func open(o *Options) (*Device, error) {
 	if err := drv.Check("cuDevicePrimaryCtxRetain", drv.PrimaryCtxRetain(&d.ctx, d.ordinal)); err != nil {
 		return nil, err
 	}
+	d.share()
 	return d, nil
 }
 
@@ -436,7 +444,7 @@ func (d *Device) Stats() Stats {
 
 // Close waits for the work of all streams, no longer than WaitTimeout, and releases streams, events, graphs, modules and memory, and the primary
 // context. It returns the errors of work that no Synchronize has returned. What the GPU still works on after WaitTimeout is not released, and that is
-// an error. Close must not be called inside WithContext. A second Close returns ErrClosed.
+// an error. Where another device on the context has work, which frees wait for in the driver, memory and modules are released when that has ended. Close must not be called inside WithContext. A second Close returns ErrClosed.
 func (d *Device) Close() error {
 	if err := d.made("Close"); err != nil {
 		return err
@@ -455,6 +463,9 @@ func (d *Device) Close() error {
 	return nil
 }
 
+// Over reports whether the device was closed and none of its work is left: not while Close waits for some, nor after it has given that up.
+func (d *Device) Over() bool { return d.over.Load() }
+
 // close releases everything.
 func (d *Device) close() error {
 	var failed []error
@@ -465,6 +476,12 @@ func (d *Device) close() error {
 		}
 	}
 	deadline := time.Now().Add(d.waitTimeout)
+	away := false // it is off its context
+	defer func() {
+		if !away {
+			d.stay()
+		}
+	}()
 
 	idle := d.closeStreams(deadline, note)
 	// Calls under way now end soon, except WithContext and Close of a stream, which may last.
@@ -492,10 +509,10 @@ func (d *Device) close() error {
 	}
 
 	d.mu.Lock()
-	left := len(d.streams)
-	d.streams = map[*Stream]struct{}{}
+	d.remains = slices.Collect(maps.Keys(d.streams))
+	idle = idle && len(d.remains) == 0
 	events, graphs, modules, faults, stops, buffers := d.events, d.graphs, d.modules, d.faults, d.stops, d.buffers
-	allocs, retired := d.allocs, d.retired
+	allocs := d.allocs
 	d.streams, d.events, d.graphs = map[*Stream]struct{}{}, map[*Event]struct{}{}, map[*Graph]struct{}{}
 	d.modules, d.faults, d.stops = map[*Module]struct{}{}, map[*FaultWord]struct{}{}, map[*StopWord]struct{}{}
 	d.allocs, d.buffers = map[device.Ptr]int64{}, map[*HostBuffer]struct{}{}
@@ -504,9 +521,8 @@ func (d *Device) close() error {
 	pages = append(pages, d.faultPages...)
 	d.faultPages, d.cells = nil, nil
 	d.faultMu.Unlock()
-	d.bytes, d.pages, d.progress, d.retired = 0, nil, nil, nil
+	d.bytes, d.pages, d.progress = 0, nil, nil
 	d.mu.Unlock()
-	idle = idle && left == 0
 
 	if err := d.push(); err != nil {
 		note(err)
@@ -518,35 +534,43 @@ func (d *Device) close() error {
 			note(g.destroy())
 		}
 		d.mu.Lock()
-		marks := append(d.marks, d.kept...) // with those of the graphs
-		d.marks, d.kept = nil, nil
+		marks := d.marks // with those of the graphs
+		d.marks = nil
+		if idle { // else other devices on the context ask them when the work has ended
+			marks = append(marks, d.kept...)
+			d.kept = nil
+		}
 		d.mu.Unlock()
 		for _, m := range marks {
 			note(d.drv.Check("cuEventDestroy", d.drv.EventDestroy(m)))
 		}
 		if idle {
+			var all []retired
+			add := func(r retired) error { all = append(all, r); return nil }
 			for m := range modules {
-				note(m.destroy())
+				note(m.destroy(add))
 			}
 			for f := range faults {
-				note(f.destroy(d.give))
+				note(f.destroy(add))
 			}
 			for w := range stops {
-				note(w.destroy(d.give))
+				note(w.destroy(add))
 			}
 			for b := range buffers {
-				note(b.destroy(d.give))
+				note(b.destroy(add))
 			}
 			for p := range allocs {
-				note(d.drv.Check("cuMemFree", d.drv.MemFree(p)))
-			}
-			for _, r := range retired {
-				note(d.give(r))
+				all = append(all, retired{ptr: p})
 			}
 			for _, p := range pages {
-				note(d.drv.Check("cuMemFreeHost", d.drv.MemFreeHost(p)))
+				all = append(all, retired{host: p})
 			}
-			note(d.lane.close())
+			note(d.lane.close(add))
+			away = true
+			d.over.Store(true)
+			if !d.bequeath(all, note) {
+				note(fmt.Errorf("another device on the GPU was closed with work in it: %w", errWorkLeft))
+			}
 		}
 		d.pop()
 	}

@@ -212,7 +212,7 @@ func putText(p *byte, size int32, text string) {
 
 // driver returns the table.
 func (f *fake) driver() *cu.Driver {
-	d := &cu.Driver{Path: "fake"}
+	d := &cu.Driver{Path: "fake", Origin: f}
 	d.Init = func(uint32) cu.Result { return cu.Success }
 	d.DriverGetVersion = func(v *int32) cu.Result { *v = f.version; return cu.Success }
 	name := []byte("CUDA_ERROR_FAKE\x00")

@@ -59,7 +59,7 @@ func (d *Device) pinned(bytes uint64) (mem unsafe.Pointer, at device.Ptr, err er
 	}
 	atomic.StoreUint64((*uint64)(mem), 0)
 	if err := d.drv.Check("cuMemHostGetDevicePointer", d.drv.MemHostGetDevicePointer(&at, mem, 0)); err != nil {
-		return nil, 0, errors.Join(err, d.drv.Check("cuMemFreeHost", d.drv.MemFreeHost(mem)))
+		return nil, 0, errors.Join(err, d.retire(retired{host: mem}))
 	}
 	return mem, at, nil
 }

@@ -51,7 +51,7 @@ func (l *lane) open() error {
 	}
 	defer d.pop()
 	if err := l.make(); err != nil {
-		return errors.Join(err, l.release())
+		return errors.Join(err, l.release(d.retire))
 	}
 	return nil
 }
@@ -87,8 +87,8 @@ func (l *lane) make() error {
 	return nil
 }
 
-// release frees what was made; the context is current and no copy is under way.
-func (l *lane) release() error {
+// release returns the memory to free, and destroys the rest of what was made; the context is current and no copy is under way.
+func (l *lane) release(free func(retired) error) error {
 	drv := l.dev.drv
 	var failed []error
 	for i := range l.stages {
@@ -97,7 +97,7 @@ func (l *lane) release() error {
 			failed = append(failed, drv.Check("cuEventDestroy", drv.EventDestroy(g.ready)))
 		}
 		if g.mem != nil {
-			failed = append(failed, drv.Check("cuMemFreeHost", drv.MemFreeHost(g.mem)))
+			failed = append(failed, free(retired{host: g.mem}))
 		}
 		*g = stage{}
 	}
@@ -108,23 +108,26 @@ func (l *lane) release() error {
 	return errors.Join(failed...)
 }
 
-// close releases the lane of a device that is being closed; the context is current. After a failure that left copies under
+// close releases the lane of a device that is being closed, and returns the memory to free; the context is current. After a failure that left copies under
 // way, the buffers are left to them.
-func (l *lane) close() error {
+func (l *lane) close(free func(retired) error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.mend(); err != nil && !errors.Is(err, cu.ErrContextLost) {
 		return err
 	}
-	return l.release()
+	return l.release(free)
 }
 
-// mend makes a broken lane usable again if no copy is under way any more; else it returns what broke it. mu is held.
+// mend makes a broken lane usable again if no copy is under way any more; else it returns what broke it, and that the context is lost if it is by now. mu is held.
 func (l *lane) mend() error {
 	if l.broken == nil {
 		return nil
 	}
-	if done, err := l.ended(); !done || err != nil {
+	switch done, err := l.ended(); {
+	case errors.Is(err, cu.ErrContextLost) && !errors.Is(l.broken, cu.ErrContextLost):
+		return fmt.Errorf("%w; by now %w", l.broken, err)
+	case !done || err != nil:
 		return l.broken
 	}
 	l.mended()

@@ -59,7 +59,7 @@ func (d *Device) allocate(bytes int64) (device.Ptr, error) {
 }
 
 // Free releases memory that Alloc returned. It does not wait: while streams have work, which may use the memory, or a copy is under way whose call has failed, the
-// device keeps it, and frees it when there is none.
+// device keeps it, and frees it when there is none. Streams of other devices on the context count too: the driver would wait for them.
 func (d *Device) Free(p device.Ptr) error {
 	const call = "Free"
 	if err := d.enter(call); err != nil {

@@ -182,9 +182,11 @@ func (m *Module) Function(name string) (device.Function, error) {
 	defer m.end()
 	f := &Function{module: m, name: name}
 	drv := m.dev.drv
-	r := cu.Success
+	r, loaded := cu.Success, cu.Success
 	_ = m.dev.betweenWork(loadingWait, func() error {
-		r = drv.ModuleGetFunction(&f.handle, m.handle, name)
+		if r = drv.ModuleGetFunction(&f.handle, m.handle, name); r == cu.Success && drv.FuncLoad != nil {
+			loaded = drv.FuncLoad(f.handle)
+		}
 		return nil
 	})
 	switch r {
@@ -195,10 +197,8 @@ func (m *Module) Function(name string) (device.Function, error) {
 	default:
 		return nil, fmt.Errorf("finding the kernel %q: %w", name, drv.Check("cuModuleGetFunction", r))
 	}
-	if drv.FuncLoad != nil {
-		if err := drv.Check("cuFuncLoad", drv.FuncLoad(f.handle)); err != nil {
-			return nil, fmt.Errorf("loading the kernel %q: %w", name, err)
-		}
+	if err := drv.Check("cuFuncLoad", loaded); err != nil {
+		return nil, fmt.Errorf("loading the kernel %q: %w", name, err)
 	}
 	for _, a := range []struct {
 		value *int
@@ -242,11 +242,11 @@ func (m *Module) Close() error {
 	if !open {
 		return closed(call, "module")
 	}
-	return m.destroy()
+	return m.destroy(func(r retired) error { return d.betweenWork(loadingWait, func() error { return d.give(r) }) })
 }
 
-// destroy closes the module if it is open; the context is current.
-func (m *Module) destroy() error {
+// destroy closes the module if it is open, and returns the kernels to unload if no other module has them; the context is current.
+func (m *Module) destroy(unload func(retired) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed.Swap(true) {
@@ -259,5 +259,5 @@ func (m *Module) destroy() error {
 		return nil
 	}
 	delete(d.images, m.image.sum)
-	return d.betweenWork(loadingWait, func() error { return d.drv.Check("cuModuleUnload", d.drv.ModuleUnload(m.handle)) })
+	return unload(retired{module: m.handle})
 }

@@ -3,6 +3,8 @@ package cuda
 import (
 	"context"
 	"errors"
+	"slices"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -14,7 +16,8 @@ import (
 // The driver frees memory, of the GPU and pinned memory, only when the GPU has nothing to do, and until then other calls wait for the one that frees.
 // If memory were freed while a stream waits for work of the CPU, or a kernel for a peer, that work could not be done: the copy that it makes is such
 // a call, and so is the launch that the peer waits for. So memory that was freed while streams have work is kept, and returned to the driver when
-// they have none, with the streams locked so that they get none meanwhile. The device's own lane counts like a stream where a copy has outlasted its call.
+// they have none, with the streams locked so that they get none meanwhile. The device's own lane counts like a stream where a copy has outlasted its call. So do the streams and the
+// lane of every other device on the context: that of another rank of this process.
 
 const (
 	// The pauses between two checks whether the streams have work; they double.
@@ -24,10 +27,11 @@ const (
 	retiredWait = 5 * time.Second
 )
 
-// retired is memory that is to be freed: of the GPU, or pinned memory of the host.
+// retired is memory that is to be freed: of the GPU, or pinned memory of the host; or kernels that are to be unloaded.
 type retired struct {
-	ptr  device.Ptr // without host
-	host unsafe.Pointer
+	ptr    device.Ptr // without host and kernels
+	host   unsafe.Pointer
+	module cu.ModuleHandle
 }
 
 // retire frees the memory if nothing may use it that is under way, and otherwise keeps it until nothing is. The context is current.
@@ -52,13 +56,16 @@ func (d *Device) keep(r retired) {
 
 // give returns memory to the driver. The context is current.
 func (d *Device) give(r retired) error {
-	if r.host != nil {
+	switch {
+	case r.module != 0:
+		return d.drv.Check("cuModuleUnload", d.drv.ModuleUnload(r.module))
+	case r.host != nil:
 		return d.drv.Check("cuMemFreeHost", d.drv.MemFreeHost(r.host))
 	}
 	return d.drv.Check("cuMemFree", d.drv.MemFree(r.ptr))
 }
 
-// BetweenWork calls f, with the context current, when no stream has work of the CPU that has not ended, and lets no stream get any work until f
+// BetweenWork calls f, with the context current, when no stream of the context has work of the CPU that has not ended, and lets none of this device get any work until f
 // returns. It is for calls that wait inside the driver for what the GPU has under way, and would block the work of the CPU that the GPU waits for. f
 // must not use the device's streams. If there is no such moment within the time, f is called anyway. The error is that of f, or ErrClosed after
 // Close.
@@ -68,17 +75,37 @@ func (d *Device) BetweenWork(within time.Duration, f func() error) error {
 		return err
 	}
 	defer d.leave()
-	return d.betweenWork(within, f)
-}
-
-// betweenWork is BetweenWork with the context current.
-func (d *Device) betweenWork(within time.Duration, f func() error) error {
+	// The streams of other ranks are not kept from work: f may wait for those ranks.
+	own, nothing := []*Device{d}, func() error { return nil }
 	for begin := time.Now(); time.Since(begin) < within; pauseBetween(begin) {
-		if busy, err := d.whileAll((*Stream).withoutWork, f); !busy {
+		if busy, _ := d.whileAllOf((*Stream).withoutWork, nothing); busy {
+			continue
+		}
+		if busy, err := whileAll(own, (*Stream).withoutWork, f); !busy {
 			return err
 		}
 	}
 	return f()
+}
+
+// betweenWork is BetweenWork for one call of the driver, and for the streams of all devices on the context, which is current.
+func (d *Device) betweenWork(within time.Duration, f func() error) error {
+	for begin := time.Now(); time.Since(begin) < within; pauseBetween(begin) {
+		if busy, err := d.whileAllOf((*Stream).withoutWork, f); !busy {
+			return err
+		}
+	}
+	return f()
+}
+
+// whileAllOf is whileAll for the streams of all devices on the context.
+func (d *Device) whileAllOf(is func(*Stream) bool, f func() error) (busy bool, err error) {
+	c := d.sharing
+	if !c.mu.TryLock() {
+		return true, nil
+	}
+	defer c.mu.Unlock()
+	return whileAll(c.devices, is, f)
 }
 
 // withoutWork reports whether the stream has no work of the CPU that has not ended, by itself or in graphs; mu is held.
@@ -89,34 +116,39 @@ func (s *Stream) withoutWork() bool {
 	return s.work == nil || s.work.ended()
 }
 
-// whileIdle calls f if no stream has work, and makes sure that none gets any meanwhile; otherwise busy is true. So it is while a copy between host and device is
-// under way whose call has failed. The context is current.
+// whileIdle calls f if no stream of the context has work, and makes sure that none gets any meanwhile; otherwise busy is true. The context is current.
 func (d *Device) whileIdle(f func() error) (busy bool, err error) {
-	if !d.lane.idle() {
+	c := d.sharing
+	if !c.mu.TryLock() {
 		return true, nil
 	}
-	return d.whileAll((*Stream).idle, f)
+	defer c.mu.Unlock()
+	return c.whileIdle(f)
 }
 
-// whileAll calls f if is reports true for every stream, and makes sure that none gets work meanwhile; otherwise busy is true. The context is current.
-func (d *Device) whileAll(is func(*Stream) bool, f func() error) (busy bool, err error) {
-	if !d.making.TryLock() {
-		return true, nil
-	}
-	defer d.making.Unlock()
-	var locked []*Stream
+// whileAll calls f if is reports true for every stream of the devices, and makes sure that none gets work meanwhile; otherwise busy is true. The context is current.
+func whileAll(devices []*Device, is func(*Stream) bool, f func() error) (busy bool, err error) {
+	var locked []*sync.Mutex
 	defer func() {
-		for _, s := range locked {
-			s.mu.Unlock()
+		for _, mu := range locked {
+			mu.Unlock()
 		}
 	}()
-	for _, s := range d.openStreams() {
-		if !s.mu.TryLock() {
+	lock := func(mu *sync.Mutex) bool {
+		if !mu.TryLock() {
+			return false
+		}
+		locked = append(locked, mu)
+		return true
+	}
+	for _, d := range devices {
+		if !lock(&d.making) {
 			return true, nil
 		}
-		locked = append(locked, s)
-		if !is(s) {
-			return true, nil
+		for _, s := range d.working() {
+			if !lock(&s.mu) || !is(s) {
+				return true, nil
+			}
 		}
 	}
 	return false, f()
@@ -150,10 +182,7 @@ func (s *Stream) gone() bool {
 			s.leave()
 		}
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	_, works := d.streams[s]
-	return !works
+	return s.over.Load()
 }
 
 // Ended reports whether a stream is closed and has no work left. One whose Close waits for the work, or has given that up, may have some. It waits for nothing.
@@ -224,13 +253,16 @@ func (d *Device) reapOnce() {
 	defer d.pop()
 	_, err := d.whileIdle(func() error {
 		d.mu.Lock()
-		all := d.retired
-		d.retired = nil
+		all := slices.Clone(d.retired)
 		d.mu.Unlock()
 		var failed []error
 		for _, r := range all {
 			failed = append(failed, d.give(r))
 		}
+		// Not before: an allocation that finds no memory waits for as long as something is retired.
+		d.mu.Lock()
+		d.retired = d.retired[len(all):]
+		d.mu.Unlock()
 		return errors.Join(failed...)
 	})
 	if err != nil {
@@ -243,6 +275,16 @@ func (d *Device) holdsRetired() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.retired) > 0
+}
+
+// Regain waits for the streams' present work, for no longer than five seconds and WaitTimeout, so that memory that was freed while they had work goes back to the driver, and reports
+// whether all of it did; false if there was none. It is for allocations that the device does not make itself, and that find no memory.
+func (d *Device) Regain() bool {
+	if d.use("Regain") != nil {
+		return false
+	}
+	defer d.unuse()
+	return d.regain()
 }
 
 // regain waits for the streams' present work, for no longer than retiredWait, so that what is retired is freed, and reports whether

@@ -199,6 +199,50 @@ func TestAllocWaitsForFreedMemory(t *testing.T) {
 	f.failing("cuMemAlloc_v2", cu.Success)
 }
 
+// TestAllocWhileMemoryIsFreed: so does one that finds no memory while the driver is freeing some.
+func TestAllocWhileMemoryIsFreed(t *testing.T) {
+	f := newFake(1)
+	drv := f.driver()
+	allocate, free := drv.MemAlloc, drv.MemFree
+	var full atomic.Bool
+	freeing, goOn := make(chan struct{}), make(chan struct{})
+	drv.MemAlloc = func(p *device.Ptr, n uint64) cu.Result {
+		if full.Load() {
+			return cu.OutOfMemory
+		}
+		return allocate(p, n)
+	}
+	drv.MemFree = func(p device.Ptr) cu.Result {
+		if full.Load() {
+			close(freeing)
+			<-goOn
+			full.Store(false)
+		}
+		return free(p)
+	}
+	d, err := cuda.Open(&cuda.Options{Driver: drv})
+	require.NoError(t, err)
+	s := newStream(t, d)
+	work := &heldCopy{d: d, to: alloc(t, d, 64)}
+	p := alloc(t, d, 100)
+	require.NoError(t, s.HostWork(work))
+	require.NoError(t, d.Free(p))
+	full.Store(true)
+	work.may.Store(true)
+	synchronize(t, s)
+	<-freeing
+	got := make(chan error, 1)
+	go func() {
+		_, err := d.Alloc(100)
+		got <- err
+	}()
+	time.Sleep(20 * time.Millisecond)
+	close(goOn)
+	require.NoError(t, <-got)
+	require.NoError(t, d.Close())
+	f.assertEmpty(t)
+}
+
 // A device that is closed while it keeps such memory gives it back.
 func TestCloseGivesFreedMemoryBack(t *testing.T) {
 	onEach(t, &cuda.Options{WaitTimeout: 20 * time.Second}, func(t *testing.T, d *cuda.Device) {
@@ -329,6 +373,42 @@ func TestLoadingBetweenWork(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
+// TestLoadingOneKernelBetweenWork: the driver loads a kernel in a call of its own, and a stream gets no work of the CPU before that either.
+func TestLoadingOneKernelBetweenWork(t *testing.T) {
+	f := newFake(1)
+	drv := f.driver()
+	var s *cuda.Stream
+	work := &heldCopy{}
+	enqueued := make(chan error, 1)
+	get := drv.ModuleGetFunction
+	drv.ModuleGetFunction = func(h *cu.FunctionHandle, m cu.ModuleHandle, name string) cu.Result {
+		go func() { enqueued <- s.HostWork(work) }()
+		return get(h, m, name)
+	}
+	early := false
+	drv.FuncLoad = func(cu.FunctionHandle) cu.Result {
+		select {
+		case err := <-enqueued:
+			early = true
+			enqueued <- err
+		case <-time.After(50 * time.Millisecond):
+		}
+		return cu.Success
+	}
+	d, err := cuda.Open(&cuda.Options{Driver: drv, WaitTimeout: 20 * time.Second})
+	require.NoError(t, err)
+	closeInTheEnd(t, d)
+	s, work.d, work.to = newStream(t, d), d, alloc(t, d, 64)
+	m, err := d.LoadModule([]byte(ptx))
+	require.NoError(t, err)
+	_, err = m.Function("kernel")
+	require.NoError(t, err)
+	require.False(t, early, "the driver loads beside work of the CPU")
+	require.NoError(t, <-enqueued)
+	work.may.Store(true)
+	synchronize(t, s)
+}
+
 // TestFreedBehindAClosedStream: a stream that was closed while the GPU worked for it keeps freed memory, and what the device holds, for as long as the GPU does, and no longer.
 func TestFreedBehindAClosedStream(t *testing.T) {
 	for _, test := range []struct {
@@ -452,6 +532,35 @@ func TestFreeUnderACopyThatHasFailed(t *testing.T) {
 	looks.Store(3)
 	require.NoError(t, d.Close(), "it waits for the copy")
 	assert.False(t, holds(p))
+}
+
+// TestContextLostBehindAFailedCopy: a context that is lost after a copy has outlasted its call is told by the calls that come then, and by Close, which gives the copy's buffers back.
+func TestContextLostBehindAFailedCopy(t *testing.T) {
+	f := newFake(1)
+	drv := f.driver()
+	in := drv.MemcpyHtoDAsync
+	drv.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, s cu.StreamHandle) cu.Result {
+		f.mu.Lock()
+		f.enqueue(s, func() bool { return false })
+		f.mu.Unlock()
+		return in(dst, src, n, s)
+	}
+	d, err := cuda.Open(&cuda.Options{Driver: drv, WaitTimeout: 50 * time.Millisecond})
+	require.NoError(t, err)
+	p := alloc(t, d, 100)
+	err = d.CopyFromHost(p, make([]byte, 100))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.NotErrorIs(t, err, cuda.ErrContextLost)
+	f.failing("cuStreamQuery", cu.IllegalAddress)
+	for range 2 {
+		_, err = d.Alloc(100)
+		require.ErrorIs(t, err, cuda.ErrContextLost)
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded, "what was first")
+	}
+	require.NoError(t, d.Close())
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	assert.Empty(t, f.mem)
 }
 
 // TestBetweenWorkOfCopies: a graph may have several copies of another one, and the work of the CPU in each is still to come until the last has run.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/symmem/symmem/device"
@@ -33,6 +34,7 @@ type Stream struct {
 	handed  bool             // somebody has the handle, and may enqueue past this package
 	left    cu.EventHandle   // of a stream that was destroyed with work in it: complete when that has ended; else 0
 	behind  bool             // its Close has ended, and left that work behind
+	over    atomic.Bool      // it is closed and has no work
 }
 
 // NewStream returns a new stream, which is not ordered against the NULL stream.
@@ -482,6 +484,7 @@ func (s *Stream) forget() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.streams, s)
+	s.over.Store(true)
 }
 
 // drain waits for the work of a closed stream.

@@ -51,6 +51,7 @@ type sight struct {
 	seen   uint32    // the wait that was under way at the last look
 	since  time.Time // since when; zero if none was
 	failed bool      // its failure is noted, and it must be ended
+	warned bool      // that this could not be done
 }
 
 // waits are those of a stream that may not have ended. They have a lock of their own because that of the stream may be held
@@ -257,7 +258,7 @@ func (d *Device) growProgress() error {
 	}
 	var at device.Ptr
 	if err := d.drv.Check("cuMemHostGetDevicePointer", d.drv.MemHostGetDevicePointer(&at, mem, 0)); err != nil {
-		return errors.Join(err, d.drv.Check("cuMemFreeHost", d.drv.MemFreeHost(mem)))
+		return errors.Join(err, d.retire(retired{host: mem}))
 	}
 	words := unsafe.Slice((*uint32)(mem), progressPage/4)
 	d.mu.Lock()
@@ -396,11 +397,11 @@ func (d *Device) watch(now time.Time) bool {
 // look ends the wait that the GPU is in, if it is in one that must end, at endBy if that is not zero. parts are those of the graph that the wait is in, or nil.
 func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, endBy, now time.Time, lost error) {
 	if !is {
-		w.since, w.failed = time.Time{}, false
+		w.since, w.failed, w.warned = time.Time{}, false, false
 		return
 	}
 	if w.since.IsZero() || w.seen != current.id {
-		w.seen, w.since, w.failed = current.id, now, false
+		w.seen, w.since, w.failed, w.warned = current.id, now, false, false
 	}
 	d := s.dev
 	var why error
@@ -426,11 +427,14 @@ func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, endBy,
 		w.failed = true
 	}
 	if err := d.lane.store(current.p, current.value); err != nil {
-		d.log.Warn("ending a wait failed; it is tried again", "address", current.p, "error", err)
+		if !w.warned { // with a context that is lost it goes on for ever
+			d.log.Warn("ending a wait failed; it is tried again", "address", current.p, "error", err)
+		}
+		w.warned = true
 		return
 	}
 	// If the wait is in a graph that is launched again at once, that is another wait.
-	w.since, w.failed = time.Time{}, false
+	w.since, w.failed, w.warned = time.Time{}, false, false
 }
 
 // fail keeps the error of work for the next Synchronize.

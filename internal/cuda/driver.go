@@ -31,6 +31,8 @@ const MinVersion = 12040
 type Driver struct {
 	// Path is where the driver was loaded from; "" for a table that was not loaded.
 	Path string
+	// Origin is the same in the tables of one driver, and in no other. Without it, nil, the table is the only one of its driver.
+	Origin any
 
 	Init             func(flags uint32) Result             `cuda:"cuInit,required"`
 	DriverGetVersion func(version *int32) Result           `cuda:"cuDriverGetVersion,required"`

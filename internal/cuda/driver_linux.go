@@ -54,6 +54,9 @@ func Load(opts *LoadOptions) (*Driver, error) {
 	if file, err := lib.File("cuInit"); err == nil {
 		d.Path = file
 	}
+	if at, err := lib.Symbol("cuInit"); err == nil {
+		d.Origin = at
+	}
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}

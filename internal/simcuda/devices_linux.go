@@ -13,7 +13,7 @@ import (
 
 // Driver returns a table for the machine. Each call makes a new one.
 func (m *Machine) Driver() *cu.Driver {
-	d := &cu.Driver{Path: "simulated"}
+	d := &cu.Driver{Path: "simulated", Origin: m}
 	m.devices(d)
 	m.contexts(d)
 	m.memory(d)
@@ -193,7 +193,7 @@ func (m *Machine) contexts(d *cu.Driver) {
 	d.PrimaryCtxRetain = func(c *cu.ContextHandle, dev cu.DeviceOrdinal) cu.Result {
 		return m.device(dev, func(g *gpu) cu.Result {
 			return m.do(func() cu.Result {
-				if g.refs++; g.refs == 1 {
+				if g.refs.Add(1) == 1 {
 					g.begin()
 				}
 				*c = cu.ContextHandle(dev) + 1
@@ -204,10 +204,10 @@ func (m *Machine) contexts(d *cu.Driver) {
 	d.PrimaryCtxRelease = func(dev cu.DeviceOrdinal) cu.Result {
 		return m.device(dev, func(g *gpu) cu.Result {
 			return m.do(func() cu.Result {
-				if g.refs == 0 {
+				if g.refs.Load() == 0 {
 					return m.violation(cu.InvalidContext, "cuDevicePrimaryCtxRelease of GPU %d, which has no context", dev)
 				}
-				if g.refs--; g.refs == 0 {
+				if g.refs.Add(-1) == 0 {
 					m.drain(g)
 					g.end()
 				}
@@ -223,6 +223,11 @@ func (m *Machine) contexts(d *cu.Driver) {
 	}
 	d.CtxPushCurrent = func(c cu.ContextHandle) cu.Result {
 		return m.device(cu.DeviceOrdinal(c)-1, func(g *gpu) cu.Result {
+			if g.refs.Load() == 0 { // CUDA driver API, result codes: a primary context that was not initialized
+				return m.do(func() cu.Result {
+					return m.violation(cu.ContextIsDestroyed, "cuCtxPushCurrent of the context of GPU %d, which nobody retains", g.ordinal)
+				})
+			}
 			tid := unix.Gettid()
 			s, ok := m.stacks.Load(tid)
 			if !ok {
@@ -264,7 +269,7 @@ func (m *Machine) contexts(d *cu.Driver) {
 			switch {
 			case flags != 0:
 				return cu.InvalidValue
-			case other < 0 || other >= len(m.gpus) || other == g.ordinal || m.gpus[other].refs == 0:
+			case other < 0 || other >= len(m.gpus) || other == g.ordinal || m.gpus[other].refs.Load() == 0:
 				return cu.InvalidContext
 			case !m.peer(g.ordinal, other):
 				return cu.PeerAccessUnsupported
@@ -298,6 +303,7 @@ func (g *gpu) begin() {
 	}
 	g.vm.Limit(g.ordinal, ptxvm.Limits{Multiprocessors: g.Multiprocessors, Blocks: mostBlocks, Threads: min(mostThreads, mostRegisters/registers), Shared: mostShared})
 	g.lanes, g.stores = nil, 0
+	g.context.Add(1)
 	g.failed.Store(0)
 	for _, x := range m.spaces {
 		m.enter(g, x)
@@ -316,4 +322,5 @@ func (g *gpu) end() {
 		m.stats.Instructions += g.vm.Steps()
 	}
 	g.vm, g.space, g.lanes, g.peers = nil, nil, nil, nil
+	g.context.Add(1)
 }

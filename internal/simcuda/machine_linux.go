@@ -62,7 +62,8 @@ type gpu struct {
 	used    uint64
 
 	// Of the context.
-	refs     int
+	refs     atomic.Int32 // changes under mu
+	context  atomic.Int32 // a number that no other has had
 	failed   atomic.Int32 // the result that ended it, 0 while it works
 	vm       *ptxvm.Machine
 	space    *ptxvm.Memory
@@ -196,7 +197,7 @@ func (m *Machine) Left() []string {
 	count("allocations of cuMemHostAlloc", host)
 	count("multicast objects", len(m.objects))
 	for _, g := range m.gpus {
-		count(fmt.Sprintf("references of the context of GPU %d", g.ordinal), g.refs)
+		count(fmt.Sprintf("references of the context of GPU %d", g.ordinal), int(g.refs.Load()))
 		if g.used != 0 {
 			left = append(left, fmt.Sprintf("%d bytes of GPU %d", g.used, g.ordinal))
 		}

@@ -19,6 +19,7 @@ type module struct {
 	gpu       *gpu
 	ptx       *ptxvm.Module
 	functions []cu.FunctionHandle
+	loaded    map[*ptxvm.Function]bool
 }
 
 // function is a kernel of a module.
@@ -87,7 +88,7 @@ func (m *Machine) moduleCalls(d *cu.Driver) {
 			// CUDA C++ programming guide, lazy loading: "loading a kernel may require context synchronization".
 			m.drain(g)
 			*h = cu.ModuleHandle(m.number())
-			m.modules[*h] = &module{gpu: g, ptx: p.module}
+			m.modules[*h] = &module{gpu: g, ptx: p.module, loaded: map[*ptxvm.Function]bool{}}
 			return cu.Success
 		})
 	}
@@ -134,7 +135,13 @@ func (m *Machine) moduleCalls(d *cu.Driver) {
 		})
 	}
 	d.FuncLoad = func(h cu.FunctionHandle) cu.Result {
-		return kernel("cuFuncLoad", h, func(*function) cu.Result { return cu.Success })
+		return kernel("cuFuncLoad", h, func(f *function) cu.Result {
+			if !f.module.loaded[f.f] { // lazy loading, as above
+				f.module.loaded[f.f] = true
+				m.drain(f.module.gpu)
+			}
+			return cu.Success
+		})
 	}
 	d.FuncGetAttribute = func(v *int32, a cu.FuncAttribute, h cu.FunctionHandle) cu.Result {
 		return kernel("cuFuncGetAttribute", h, func(f *function) cu.Result {

@@ -6,6 +6,7 @@ import (
 	"math"
 	"reflect"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -412,6 +413,28 @@ func TestWrongUse(t *testing.T) {
 			r.ok(r.d.StreamBeginCapture(r.stream[0], cu.CaptureRelaxed))
 			return r.d.StreamQuery(r.stream[0])
 		},
+		"the time of an event of a capture": func(r *rig) cu.Result {
+			var e cu.EventHandle
+			r.ok(r.d.EventCreate(&e, cu.EventDefault))
+			r.ok(r.d.StreamBeginCapture(r.stream[0], cu.CaptureRelaxed))
+			r.ok(r.d.EventRecord(e, r.stream[0]))
+			return r.d.EventElapsedTime(new(float32), e, e)
+		},
+		"push a context that nobody retains": func(r *rig) cu.Result {
+			r.ok(r.d.PrimaryCtxRelease(1))
+			return r.d.CtxPushCurrent(2)
+		},
+		"a stream of a context that was destroyed": func(r *rig) cu.Result {
+			r.ok(r.d.PrimaryCtxRelease(1))
+			r.ok(r.d.PrimaryCtxRetain(new(cu.ContextHandle), 1))
+			return r.d.StreamQuery(r.stream[1])
+		},
+		"an event of a context that was destroyed": func(r *rig) cu.Result {
+			var e cu.EventHandle
+			r.ok(r.d.EventCreate(&e, cu.EventDefault))
+			r.ok(r.d.PrimaryCtxRelease(0))
+			return r.d.EventQuery(e)
+		},
 		"pop nothing": func(r *rig) cu.Result { r.ok(r.d.CtxPopCurrent(nil)); return r.d.CtxPopCurrent(nil) },
 		"export what was not made for it": func(r *rig) cu.Result {
 			own := prop
@@ -462,6 +485,30 @@ func TestKernelWaits(t *testing.T) {
 	r.ok(r.settled(0))
 	r.ok(<-freed)
 	require.Equal(t, uint32(5), *word)
+}
+
+// TestFirstLoad: loading a kernel waits for what its GPU has under way, and nothing when it is loaded.
+func TestFirstLoad(t *testing.T) {
+	r := newRig(t, simcuda.Config{})
+	var f cu.FunctionHandle
+	r.ok(r.d.ModuleGetFunction(&f, r.module[0], "load"))
+	word, at := r.pinned()
+	r.ok(r.d.StreamBatchMemOp(r.stream[0], 1, &cu.BatchMemOp{Op: cu.MemOpWait32, Address: uint64(at), Value: 1}, 0))
+	loaded := make(chan cu.Result, 1)
+	go func() { loaded <- r.d.FuncLoad(f) }()
+	select {
+	case <-loaded:
+		require.FailNow(t, "it did not wait")
+	case <-time.After(20 * time.Millisecond):
+	}
+	atomic.StoreUint32(word, 1)
+	r.ok(<-loaded)
+	atomic.StoreUint32(word, 0)
+	r.ok(r.d.StreamBatchMemOp(r.stream[0], 1, &cu.BatchMemOp{Op: cu.MemOpWait32, Address: uint64(at), Value: 1}, 0))
+	r.ok(r.d.ModuleGetFunction(&f, r.module[0], "load"))
+	r.ok(r.d.FuncLoad(f))
+	atomic.StoreUint32(word, 1)
+	r.ok(r.settled(0))
 }
 
 // TestTrace: every access of a kernel is told, with its GPU and its line.

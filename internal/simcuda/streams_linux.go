@@ -15,6 +15,7 @@ import (
 type stream struct {
 	handle  cu.StreamHandle
 	gpu     *gpu
+	context int32                   // of the GPU's contexts, the one that it was made in
 	pending atomic.Int64            // work that has not ended
 	capture atomic.Pointer[capture] // what it takes part in
 
@@ -113,6 +114,11 @@ func (m *Machine) stream(h cu.StreamHandle) (*stream, cu.Result) {
 		return nil, m.violation(cu.InvalidHandle, "a call for a stream that is not there: %#x", h)
 	}
 	s := x.(*stream)
+	if s.context != s.gpu.context.Load() {
+		m.lock()
+		defer m.mu.Unlock()
+		return nil, m.violation(cu.InvalidHandle, "a call for a stream whose context was destroyed: %#x", h)
+	}
 	return s, s.gpu.result()
 }
 
@@ -171,7 +177,7 @@ func (m *Machine) streamCalls(d *cu.Driver) {
 			if flags&^cu.StreamNonBlocking != 0 {
 				return cu.InvalidValue
 			}
-			s := &stream{handle: cu.StreamHandle(m.number()), gpu: g, lane: g.takeLane(m.host())}
+			s := &stream{handle: cu.StreamHandle(m.number()), gpu: g, context: g.context.Load(), lane: g.takeLane(m.host())}
 			m.streams.Store(s.handle, s)
 			*h = s.handle
 			return cu.Success
@@ -298,10 +304,11 @@ type stamp struct {
 }
 
 type event struct {
-	gpu    *gpu
-	timing bool
-	last   atomic.Pointer[stamp] // nil if it was never recorded
-	cast   atomic.Bool           // the latest record is in a capture
+	gpu     *gpu
+	context int32 // of the GPU's contexts, the one that it was made in
+	timing  bool
+	last    atomic.Pointer[stamp] // nil if it was never recorded
+	cast    atomic.Bool           // the latest record is in a capture
 
 	capture *capture
 	deps    []*node
@@ -315,6 +322,11 @@ func (m *Machine) event(h cu.EventHandle) (*event, cu.Result) {
 		return nil, m.violation(cu.InvalidHandle, "a call for an event that is not there: %#x", h)
 	}
 	e := x.(*event)
+	if e.context != e.gpu.context.Load() {
+		m.lock()
+		defer m.mu.Unlock()
+		return nil, m.violation(cu.InvalidHandle, "a call for an event whose context was destroyed: %#x", h)
+	}
 	return e, e.gpu.result()
 }
 
@@ -325,7 +337,7 @@ func (m *Machine) eventCalls(d *cu.Driver) {
 				return cu.InvalidValue
 			}
 			*h = cu.EventHandle(m.number())
-			m.events.Store(*h, &event{gpu: g, timing: flags&cu.EventDisableTiming == 0})
+			m.events.Store(*h, &event{gpu: g, context: g.context.Load(), timing: flags&cu.EventDisableTiming == 0})
 			return cu.Success
 		})
 	}
@@ -423,6 +435,8 @@ func (m *Machine) eventCalls(d *cu.Driver) {
 		return m.do(func() cu.Result {
 			x, y := a.last.Load(), b.last.Load()
 			switch {
+			case a.cast.Load() || b.cast.Load():
+				return m.violation(capturedEvent, "cuEventElapsedTime of an event of a capture")
 			case x == nil || y == nil || !a.timing || !b.timing:
 				return cu.InvalidHandle
 			case !x.done.Load() || !y.done.Load():
