@@ -228,6 +228,50 @@ func TestMemoryThatIsBeingClosed(t *testing.T) {
 	assert.Empty(t, m.left())
 }
 
+// TestMemoryThatWasKept: a plan of memory whose Close has found the device at work, and kept it, can never run again: it leaves its place when the kernel has ended, though nobody closes the memory again.
+func TestMemoryThatWasKept(t *testing.T) {
+	m := newMachine(2, map[string]fake{"still": still})
+	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
+		plans, streams, err := r.large(ctx, collective.Spec{Name: "plan 1"}, collective.Spec{Name: "plan 2"})
+		if err != nil {
+			return err
+		}
+		g, err := r.Sub(ctx, []int{0, 1})
+		if err != nil {
+			return err
+		}
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		sub := memory.New(nearGPU{near, r.m.Device()}, g, &memory.Options{KernelTimeout: patience})
+		p, err := collective.New(ctx, sub, collective.Spec{Name: "of a sub-group", CUDA: &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 32}})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(p.Run(r.s), plans[0].Run(streams[0]), m.work(ctx, r, true)); err != nil {
+			return err
+		}
+		short, cancel := context.WithTimeout(ctx, aWhile)
+		defer cancel()
+		kept := sub.Close(short)
+		if !errors.Is(kept, context.DeadlineExceeded) || !sub.Busy() {
+			err = fmt.Errorf("it was not kept: %w", kept)
+		}
+		if told := plans[1].Run(streams[1]); !errors.Is(told, errs.ErrNoRoom) {
+			err = errors.Join(err, fmt.Errorf("beside a plan at work of memory that was kept: %w", told))
+		}
+		if err := errors.Join(err, m.work(ctx, r, false)); err != nil {
+			return err
+		}
+		if err := plans[1].Run(streams[1]); err != nil {
+			return fmt.Errorf("when the work has ended: %w", err)
+		}
+		return errors.Join(r.m.Device().Synchronize(ctx), plans[0].Close(ctx), plans[1].Close(ctx), streams[0].Close(), streams[1].Close(), sub.Close(ctx), p.Close(ctx), g.Close(ctx))
+	})
+	assert.Empty(t, m.left())
+}
+
 // TestPlanClosedWhileRecorded: a plan with a lane that is closed while a run of it is being recorded is closed, also on a device that outlives its memory: what the capture still has of it goes with
 // the memory.
 func TestPlanClosedWhileRecorded(t *testing.T) {
