@@ -623,6 +623,7 @@ func (c *planCache) shut(ctx context.Context) error {
 func (c *planCache) close(ctx context.Context) (err error) {
 	if !c.over {
 		c.over = true
+		err = c.discard()
 		for e := c.recent.Front(); e != nil; e = e.Next() {
 			if closeErr := e.Value.(*cachedPlan).plan.Close(ctx); err == nil {
 				err = closeErr // those of the others are the same
@@ -639,6 +640,18 @@ func (c *planCache) close(ctx context.Context) (err error) {
 		return errors.Join(err, waited)
 	}
 	return errors.Join(err, c.end())
+}
+
+// discard gives up what is being recorded on the stream: a stream cannot be closed in a capture, nor can those that plans have beside it.
+func (c *planCache) discard() error {
+	if c.stream == nil || !c.stream.Capturing() {
+		return nil
+	}
+	g, err := c.stream.EndCapture()
+	if err != nil {
+		return fmt.Errorf("giving up what is recorded on the rank's own stream: %w", err)
+	}
+	return g.Close()
 }
 
 // end closes the stream, whose work has ended, unless it is closed.

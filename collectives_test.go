@@ -16,6 +16,7 @@ import (
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
+	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/memory"
@@ -995,6 +996,42 @@ func TestCallsAfterALateRank(t *testing.T) {
 			}
 		}
 		_ = r.Close(ctx) // which tells of x's plan
+		return nil
+	})
+}
+
+// TestCloseWhileRecording: a rank that is closed while its own stream is recorded leaves nothing behind on a device that outlives it, and the recording has ended.
+func TestCloseWhileRecording(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		if _, err := r.Stream(); err != nil {
+			return err
+		}
+		counted := r.Device().(interface{ Stats() devhost.Stats })
+		had := counted.Stats().Streams
+		sub, err := r.Sub(ctx, []int{0, 1})
+		if err != nil {
+			return err
+		}
+		x, err := sub.Zeros(ctx, tensor.Float32, 100)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(x.Rendezvous(ctx), sub.AllReduce(ctx, x, kernels.Sum), sub.Synchronize(ctx)); err != nil {
+			return err
+		}
+		s, err := sub.Stream()
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(s.BeginCapture(), sub.AllReduce(ctx, x, kernels.Sum), sub.Close(ctx)); err != nil {
+			return err
+		}
+		if _, err := s.EndCapture(); !errors.Is(err, symmem.ErrClosed) {
+			return fmt.Errorf("the recording: %w", err)
+		}
+		if n := counted.Stats().Streams; n != had {
+			return fmt.Errorf("the device has %d streams, and had %d", n, had)
+		}
 		return nil
 	})
 }

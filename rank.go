@@ -240,7 +240,7 @@ func (r *Rank) awaitSubs(ctx context.Context) error {
 }
 
 // Close releases everything and leaves the group. Collective. Sub-groups and tensors that were not closed are logged as leaks and closed, sub-groups
-// in an order that is the same on all their ranks; one that another goroutine is closing is waited for. If ctx ends while the rank's device still works on symmetric memory, or an earlier call of
+// in an order that is the same on all their ranks; one that another goroutine is closing is waited for. What is being recorded on the rank's own stream is given up. If ctx ends while the rank's device still works on symmetric memory, or an earlier call of
 // the rank is under way, what is left is kept: close again. The others are told that a device is at work, for which Close waits up to 5 seconds for them. Unlike other collective calls that give up
 // behind an earlier one, Close does not tell them that: they wait for this rank's next Close, for as long as theirs lasts. Otherwise the rank is closed whatever the error says. A second Close returns ErrClosed.
 func (r *Rank) Close(ctx context.Context) error {

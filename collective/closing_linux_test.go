@@ -133,6 +133,58 @@ func TestStreamThatIsBeingClosed(t *testing.T) {
 	assert.Empty(t, m.left())
 }
 
+// TestStreamAtRestThatIsBeingClosed: a plan whose work has ended is where it was no more as soon as somebody closes its stream, however long that takes: it moves to another one, and leaves its place to others.
+func TestStreamAtRestThatIsBeingClosed(t *testing.T) {
+	m := newMachine(2, map[string]fake{"still": still})
+	late := func(is bool) { // events, for which Close waits; streams say all the same that their work has ended
+		m.Mu.Lock()
+		m.late = is
+		m.Mu.Unlock()
+	}
+	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
+		plans, streams, err := r.large(ctx, collective.Spec{Name: "plan 1"}, collective.Spec{Name: "plan 2"})
+		if err != nil {
+			return err
+		}
+		p, err := collective.New(ctx, r.m, collective.Spec{Name: "plan 0", CUDA: &collective.Kernel{
+			Image: []byte(image), Function: "still", Blocks: 100, Threads: 32, EarlyEpoch: true, // so that nobody looks at records
+		}})
+		if err != nil {
+			return err
+		}
+		s, err := r.streams()
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(p.Run(s), s.Synchronize(ctx), plans[0].Run(streams[0]), r.Barrier(ctx, "ran")); err != nil {
+			return err
+		}
+		late(true)
+		closed := make(chan error, 1)
+		go func() { closed <- s.Close() }()
+		for ctx.Err() == nil {
+			if _, asked := s.Query(); errors.Is(asked, errs.ErrClosed) {
+				break
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+		err = errors.Join(plans[1].Run(streams[1]), p.Run(streams[1]))
+		select {
+		case <-closed:
+			err = errors.Join(err, errors.New("the stream was closed before"))
+			closed <- nil
+		default:
+		}
+		err = errors.Join(err, r.Barrier(ctx, "let on"))
+		late(false)
+		if err := errors.Join(err, <-closed); err != nil {
+			return err
+		}
+		return errors.Join(r.m.Device().Synchronize(ctx), p.Close(ctx), plans[0].Close(ctx), plans[1].Close(ctx), streams[0].Close(), streams[1].Close())
+	})
+	assert.Empty(t, m.left())
+}
+
 // TestMemoryThatIsBeingClosed: a plan of a sub-group's memory that is being closed, which waits for its kernel, still has its place on the device.
 func TestMemoryThatIsBeingClosed(t *testing.T) {
 	m := newMachine(2, map[string]fake{"still": still})
@@ -172,6 +224,50 @@ func TestMemoryThatIsBeingClosed(t *testing.T) {
 			return fmt.Errorf("when the memory is closed: %w", err)
 		}
 		return errors.Join(r.m.Device().Synchronize(ctx), plans[0].Close(ctx), plans[1].Close(ctx), streams[0].Close(), streams[1].Close(), p.Close(ctx), g.Close(ctx))
+	})
+	assert.Empty(t, m.left())
+}
+
+// TestMemoryThatWasKept: a plan of memory whose Close has found the device at work, and kept it, can never run again: it leaves its place when the kernel has ended, though nobody closes the memory again.
+func TestMemoryThatWasKept(t *testing.T) {
+	m := newMachine(2, map[string]fake{"still": still})
+	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
+		plans, streams, err := r.large(ctx, collective.Spec{Name: "plan 1"}, collective.Spec{Name: "plan 2"})
+		if err != nil {
+			return err
+		}
+		g, err := r.Sub(ctx, []int{0, 1})
+		if err != nil {
+			return err
+		}
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		sub := memory.New(nearGPU{near, r.m.Device()}, g, &memory.Options{KernelTimeout: patience})
+		p, err := collective.New(ctx, sub, collective.Spec{Name: "of a sub-group", CUDA: &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 32}})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(p.Run(r.s), plans[0].Run(streams[0]), m.work(ctx, r, true)); err != nil {
+			return err
+		}
+		short, cancel := context.WithTimeout(ctx, aWhile)
+		defer cancel()
+		kept := sub.Close(short)
+		if !errors.Is(kept, context.DeadlineExceeded) || !sub.Busy() {
+			err = fmt.Errorf("it was not kept: %w", kept)
+		}
+		if told := plans[1].Run(streams[1]); !errors.Is(told, errs.ErrNoRoom) {
+			err = errors.Join(err, fmt.Errorf("beside a plan at work of memory that was kept: %w", told))
+		}
+		if err := errors.Join(err, m.work(ctx, r, false)); err != nil {
+			return err
+		}
+		if err := plans[1].Run(streams[1]); err != nil {
+			return fmt.Errorf("when the work has ended: %w", err)
+		}
+		return errors.Join(r.m.Device().Synchronize(ctx), plans[0].Close(ctx), plans[1].Close(ctx), streams[0].Close(), streams[1].Close(), sub.Close(ctx), p.Close(ctx), g.Close(ctx))
 	})
 	assert.Empty(t, m.left())
 }

@@ -161,12 +161,12 @@ func (p *Plan) usable() error {
 }
 
 // over reports whether the plan takes nothing of its device any more, and never will. Memory that it works on was given back: that waited for the device, and no run
-// comes after it. (The close of a slice does not wait, and so does not count.) Or it was closed while the device was at work, and its stream has come to its end since.
+// comes after it. (The close of a slice does not wait, and so does not count.) Or it was closed while the device was at work, it or its memory, and its stream has come to its end since.
 func (p *Plan) over() bool {
 	if p.released() != nil {
 		return true
 	}
-	if !p.closed.Load() {
+	if !p.closed.Load() && p.memory.Closed() == nil {
 		return false
 	}
 	on := p.tenant.stream.Load()

@@ -400,10 +400,12 @@ func TestEtcdURLs(t *testing.T) {
 		"etcds://host:1/x?colour=a":        `"colour"`,
 		"etcds://host:1/x?cacert=/no/such": "/no/such",
 		"etcds://host:1/x?cert=/no/such":   "/no/such",
+		"etcds://host:1/x?key=/no/such":    "/no/such",
 		"etcd://":                          "a URL such as",
 		"://":                              "a URL such as",
 	} {
 		_, err := durable.Open(testContext(t), url, durable.Options{Name: "n", TTL: time.Second})
 		require.ErrorContains(t, err, says, url)
+		require.ErrorIs(t, err, ErrInvalid, url)
 	}
 }

@@ -87,7 +87,8 @@ type jobs struct {
 
 	mu      sync.Mutex
 	closed  bool
-	gaveUp  bool // what the service was given is good for no job
+	taken   bool // the store's kind has taken what the service was given
+	gaveUp  bool // it is good for no job
 	there   map[jobName]*job
 	begun   bool              // a rank has come
 	failed  map[jobName]error // the last of each job
@@ -121,11 +122,14 @@ func (j *jobs) close(idle bool) bool {
 	return true
 }
 
-// giveUp makes the service end with the job that is about to.
-func (j *jobs) giveUp() {
+// tried notes how opening the store of a job went. A kind that refuses the store of the first one refuses it for every job, and whoever has given it looks for a service that ends: it does with that job. What is
+// refused later was right before, as where certificates are being replaced, and disturbs no other job.
+func (j *jobs) tried(err error) {
+	none := errors.Is(err, ErrInvalid)
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.gaveUp = true
+	j.gaveUp = j.gaveUp || none && !j.taken
+	j.taken = j.taken || !none
 }
 
 // find is the job that a rank comes for, which begins if it is not there. gone is called when the rank's stream ends.
@@ -213,15 +217,13 @@ func (j *jobs) serve(one *job, n jobName, o *Options) {
 	logger := j.front.logger.With("job", o.Job, "restart", o.Restart)
 	h := newHub(o.WorldSize, o.bounds())
 	k, err := recall(j.ctx, h, o)
+	j.tried(err)
 	came := false
 	if other, ok := errors.AsType[*otherWorldError](err); ok { // one rank has come to the wrong job, which is no failure of the job
 		one.err, err = refused(RefusedWorldSize, "this world has %d ranks, not %d", other.kept, other.asked), nil
 		close(one.ready)
 	} else if err != nil {
 		one.err = err
-		if errors.Is(err, ErrInvalid) {
-			j.giveUp() // no job's could be opened, and whoever has given its URL looks for a service that ends
-		}
 		close(one.ready)
 	} else {
 		s := newService(h, o, true, logger)

@@ -309,7 +309,14 @@ func TestServeJobsEnds(t *testing.T) {
 }
 
 func init() {
-	durable.Register("refused", func(context.Context, *url.URL, durable.Options) (durable.Store, error) {
+	durable.Register("refused", func(_ context.Context, u *url.URL, opts durable.Options) (durable.Store, error) {
+		if !strings.HasPrefix(opts.Name, strings.TrimPrefix(u.Path, "/")) {
+			p := memoryPlaceOf(u.String(), opts.Name)
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.owner = &memoryStore{p}
+			return p.owner, nil
+		}
 		return nil, invalid("opening a store", "the address", "here", "another")
 	})
 }
@@ -317,7 +324,7 @@ func init() {
 // TestServeJobsNoStore: a service whose store can be opened for no job ends with the first one, and says why, on whichever side one looks. It went on.
 func TestServeJobsNoStore(t *testing.T) {
 	for _, stay := range []bool{false, true} {
-		s := newJobsService(t, Options{Store: "refused://here/x", Stay: stay})
+		s := newJobsService(t, Options{Store: "refused://here/", Stay: stay})
 		rank := s.rank("job", 1, 0)
 		rank.Timeout = 2 * time.Second
 		_, err := Join(testContext(t), rank)
@@ -326,6 +333,24 @@ func TestServeJobsNoStore(t *testing.T) {
 		require.ErrorIs(t, err, ErrInvalid)
 		require.ErrorContains(t, err, "the address is here; allowed: another")
 	}
+}
+
+// TestServeJobsStoreRefusedLater: a store that its kind has opened for a job before, and refuses for another one, as where its certificates are being replaced, ends that job alone.
+func TestServeJobsStoreRefusedLater(t *testing.T) {
+	ctx := testContext(t)
+	s := newJobsService(t, Options{Store: "refused://here/bad" + uniqueJob(), Stay: true})
+	bad := strings.TrimPrefix(s.opts.Store, "refused://here/")
+	good, err := s.join("good", 2)
+	require.NoError(t, err)
+	rank := s.rank(bad, 1, 0)
+	rank.Timeout = time.Second
+	_, err = Join(ctx, rank)
+	require.ErrorIs(t, err, ErrUnavailable)
+	requireNone(t, onAll(good, func(g *Group) error { return errors.Join(g.Barrier(ctx, "undisturbed"), g.Close(ctx)) }))
+	another, err := s.join("another", 2)
+	require.NoError(t, err, "the service is still there")
+	requireNone(t, onAll(another, func(g *Group) error { return g.Close(ctx) }))
+	require.ErrorIs(t, s.end(), ErrInvalid)
 }
 
 // TestServeJobsKept: a service that ends is started again, and goes on with all of its jobs; a store that fails for one of them disturbs no other.

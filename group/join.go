@@ -242,7 +242,7 @@ func checkAddress(ctx context.Context, op string, o *Options) error {
 	}
 	addrs, err := net.DefaultResolver.LookupIPAddr(ctx, hostname)
 	if err != nil {
-		return fmt.Errorf("looking up the rendezvous address: %w", err)
+		return fmt.Errorf("looking up the rendezvous address (%s): %w", unknownName(hostname), errors.Join(ErrUnavailable, err))
 	}
 	for _, a := range addrs {
 		if !a.IP.IsLoopback() {

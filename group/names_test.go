@@ -170,6 +170,18 @@ func TestNameThatIsNotKnownYet(t *testing.T) {
 		}
 		assert.Greater(t, names.asked.Load(), int64(4))
 	})
+	t.Run("without a token", func(t *testing.T) {
+		newNameService(t)
+		o := &Options{WorldSize: 2, Addr: "job-0.symmem.test.:29400", Timeout: time.Hour}
+		_, first := Join(testContext(t), o)
+		other := *o
+		other.Rank = 1
+		_, second := Join(testContext(t), &other)
+		for _, err := range []error{first, second, Serve(testContext(t), o)} {
+			require.ErrorIs(t, err, ErrUnavailable)
+			assert.ErrorContains(t, err, `is "job-0.symmem.test." spelled right`)
+		}
+	})
 	t.Run("a port", func(t *testing.T) {
 		newNameService(t)
 		ctx := testContext(t)

@@ -30,7 +30,7 @@ type Options struct {
 	// LocalRank is this rank's number among those of its host. The package only passes it on, in Member.
 	LocalRank int
 	// Addr is where the rendezvous service is reached, "host:port". Rank 0 listens there, unless it has a Listener or the job is Served. Where nobody knows the host's name yet, it is
-	// looked up again, for the Timeout.
+	// looked up again, for the Timeout, if there is a Token: without one it has to be known as this host's.
 	Addr string
 	// Ports is how many ports, from that of Addr on, the service may be at, for an address that another program may have taken: rank 0 listens on the first
 	// that is free, and the others look at each of them, and go on where somebody else answers, or nobody says a word. An answer that may be of their own service as well,

@@ -205,7 +205,7 @@ func listen(ctx context.Context, op string, o *Options) (net.Listener, error) {
 		if err != nil {
 			hint := "is another job using the port, or is the service of this job there, so that rank 0 must join it as the others do?"
 			if unknown, ok := errors.AsType[*net.DNSError](err); ok {
-				hint = fmt.Sprintf("is %q spelled right, and does the name service of this host know it?", unknown.Name)
+				hint = unknownName(unknown.Name)
 			} else if errors.Is(err, syscall.EADDRNOTAVAIL) {
 				hint = "is that an address of the host on which this runs?"
 			}
@@ -219,6 +219,11 @@ func listen(ctx context.Context, op string, o *Options) (net.Listener, error) {
 		return nil, errors.Join(notLoopback(op, "Listener", l.Addr().String(), o), l.Close())
 	}
 	return l, nil
+}
+
+// unknownName says what to look at where nobody knows a host's name.
+func unknownName(name string) string {
+	return fmt.Sprintf("is %q spelled right, and does the name service of this host know it?", name)
 }
 
 // listenAt listens at an address. It looks a host's name up again for as long as that is not known, as the other ranks do: a name that is made for this process, as for a pod of

@@ -25,9 +25,9 @@ func enough(bytes int64) error {
 	if left, ok := memAvailable(); ok && bytes > left {
 		return fmt.Errorf("%d bytes are asked for and the host has %d left: %w", bytes, left, errs.ErrNoMemory)
 	}
-	if limit, used, ok := promised(); ok && bytes > max(limit-used, 0) {
-		return fmt.Errorf("%d bytes are asked for and the host can promise %d more: vm.overcommit_memory is 2, CommitLimit is %d, and %d of that are promised already (/proc/meminfo); free tensors, end "+
-			"other programs, or raise vm.overcommit_ratio: %w", bytes, max(limit-used, 0), limit, used, errs.ErrNoMemory)
+	if p, ok := promised(); ok && bytes > p.left() {
+		return fmt.Errorf("%d bytes are asked for and the host can promise %d more: vm.overcommit_memory is 2, CommitLimit is %d, of which %d are kept back (vm.user_reserve_kbytes, "+
+			"vm.admin_reserve_kbytes), and %d are promised already (/proc/meminfo); free tensors, end other programs, or raise vm.overcommit_ratio: %w", bytes, p.left(), p.limit, p.kept, p.used, errs.ErrNoMemory)
 	}
 	for _, g := range controlGroups() {
 		if left := max(g.limit-g.used+g.cache, 0); bytes > left {
@@ -45,16 +45,30 @@ func memAvailable() (int64, bool) {
 	return kb << 10, ok
 }
 
-// promised returns how much memory the host may promise, and how much of it is promised, where it never promises more than it has: then a page of shared memory is accounted when it is
-// first touched, and a process that touches one more gets a SIGBUS.
-func promised() (limit, used int64, ok bool) {
-	if mode, known := number(filepath.Join(systemRoot, "proc/sys/vm/overcommit_memory")); !known || mode != 2 {
-		return 0, 0, false
+// promises are what a host may promise that never promises more memory than it has, in bytes: then a page of shared memory is accounted when it is first touched, and a process that touches one
+// more gets a SIGBUS.
+type promises struct {
+	limit int64
+	kept  int64 // of limit, for administrators, and so that a large process leaves its user some
+	used  int64 // what is promised already
+}
+
+// left is what the host may still promise.
+func (p promises) left() int64 { return max(p.limit-p.kept-p.used, 0) }
+
+// promised returns the promises of this host; false if it promises more than it has. The system keeps back less of a process that is small, and nothing for administrators of one that is theirs: that is
+// not looked at, as a process may grow, and it is little.
+func promised() (p promises, ok bool) {
+	vm := filepath.Join(systemRoot, "proc/sys/vm")
+	if mode, known := number(filepath.Join(vm, "overcommit_memory")); !known || mode != 2 {
+		return p, false
 	}
 	meminfo := filepath.Join(systemRoot, "proc/meminfo")
-	limit, ok = counter(meminfo, "CommitLimit:")
+	limit, ok := counter(meminfo, "CommitLimit:")
 	used, known := counter(meminfo, "Committed_AS:")
-	return limit << 10, used << 10, ok && known
+	user, _ := number(filepath.Join(vm, "user_reserve_kbytes"))
+	admin, _ := number(filepath.Join(vm, "admin_reserve_kbytes"))
+	return promises{limit: limit << 10, kept: (user + admin) << 10, used: used << 10}, ok && known
 }
 
 // mapped is how many mappings of this process the memory of all its ranks has: one for what a rank allocates, and one for each rank's copy in a window.

@@ -92,7 +92,11 @@ func TestLimits(t *testing.T) {
 		}, 60 * mb, "/sys/fs/cgroup/job has"},
 		"a host that promises no more than it has": {map[string]string{
 			"proc/sys/vm/overcommit_memory": "2", "proc/meminfo": "MemAvailable: 9000 kB\nCommitLimit: 5120 kB\nCommitted_AS: 3072 kB",
-		}, 2 * mb, "vm.overcommit_memory is 2, CommitLimit is 5242880, and 3145728"},
+		}, 2 * mb, "vm.overcommit_memory is 2, CommitLimit is 5242880, of which 0 are kept back"},
+		"a host that promises no more than it has, and keeps some back": {map[string]string{
+			"proc/sys/vm/overcommit_memory": "2", "proc/sys/vm/user_reserve_kbytes": "2048", "proc/sys/vm/admin_reserve_kbytes": "1024",
+			"proc/meminfo": "MemAvailable: 9000 kB\nCommitLimit: 8192 kB\nCommitted_AS: 4096 kB",
+		}, 1 * mb, "CommitLimit is 8388608, of which 3145728 are kept back (vm.user_reserve_kbytes, vm.admin_reserve_kbytes), and 4194304 are promised already"},
 		"a host that has promised more than it has": {map[string]string{
 			"proc/sys/vm/overcommit_memory": "2", "proc/meminfo": "MemAvailable: 9000 kB\nCommitLimit: 1024 kB\nCommitted_AS: 2048 kB",
 		}, 0, "can promise 0 more"},

@@ -185,7 +185,7 @@ func (s *Stream) gone() bool {
 	return s.over.Load()
 }
 
-// Ended reports whether a stream is closed and has no work left. One whose Close waits for the work, or has given that up, may have some. It waits for nothing.
+// Ended reports whether a stream is closed and has no work left. One whose Close waits for the work, or has given that up, may have some, and none although Close has not returned. It waits for nothing.
 func (s *Stream) Ended() bool {
 	d := s.dev
 	if d.use("Ended") != nil {
@@ -200,7 +200,7 @@ func (s *Stream) Ended() bool {
 		return false
 	}
 	defer d.pop()
-	return s.gone()
+	return s.idle()
 }
 
 // awaitGone waits until deadline for streams that were destroyed with work in them.

@@ -178,23 +178,24 @@ func parse(u *url.URL) (*clientv3.Config, string, error) {
 	return config, root, nil
 }
 
-// certificates reads the files of TLS, each of which may be "".
+// certificates reads the files of TLS, each of which may be "". It is ErrInvalid if one cannot be read, or is none.
 func certificates(cacert, cert, key string) (*tls.Config, error) {
+	const op = "opening a store"
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if cacert != "" {
 		text, err := os.ReadFile(cacert)
 		if err != nil {
-			return nil, fmt.Errorf("reading the certificates for etcd: %w", err)
+			return nil, fmt.Errorf("%w: %w", errs.Invalid(op, "cacert", strconv.Quote(cacert), "a file that can be read"), err)
 		}
 		c.RootCAs = x509.NewCertPool()
 		if !c.RootCAs.AppendCertsFromPEM(text) {
-			return nil, errs.Invalid("opening a store", "cacert", strconv.Quote(cacert), "a file with a certificate in PEM")
+			return nil, errs.Invalid(op, "cacert", strconv.Quote(cacert), "a file with a certificate in PEM")
 		}
 	}
 	if cert != "" || key != "" {
 		pair, err := tls.LoadX509KeyPair(cert, key)
 		if err != nil {
-			return nil, fmt.Errorf("reading the certificates for etcd: %w", err)
+			return nil, fmt.Errorf("%w: %w", errs.Invalid(op, "cert and key", fmt.Sprintf("%q and %q", cert, key), "the files of a certificate and of its key, in PEM"), err)
 		}
 		c.Certificates = []tls.Certificate{pair}
 	}
