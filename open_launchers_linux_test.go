@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 type variables = map[string]string
@@ -180,8 +181,7 @@ func TestPackageCommentIsTheExample(t *testing.T) {
 func environments(t *testing.T, n int, vars func(rank, id string, port int) variables) []variables {
 	t.Helper()
 	for attempt := range 20 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		l := testneed.Listen(t)
 		port := l.Addr().(*net.TCPAddr).Port
 		require.NoError(t, l.Close())
 		envs := make([]variables, n)

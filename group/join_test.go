@@ -328,11 +328,10 @@ func TestJoinFindsSomethingElse(t *testing.T) {
 		requireRefused(t, err, reason, addr)
 	}
 
-	nobody := listenLoopback(t)
-	require.NoError(t, nobody.Close())
+	nobody := testneed.FreeAddress(t)
 	silent := answering(t, drain)
 	closing := answering(t, func(net.Conn) {})
-	for i, addr := range []string{nobody.Addr().String(), silent, closing} {
+	for i, addr := range []string{nobody, silent, closing} {
 		served := i == 0
 		_, err := Join(testContext(t), &Options{Rank: 1, WorldSize: 2, Addr: addr, Served: served, Timeout: 300 * time.Millisecond})
 		var failed *ConnectError
