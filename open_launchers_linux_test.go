@@ -218,7 +218,7 @@ func runExample(t *testing.T, dir string, envs []variables, more func(rank int) 
 	for rank, env := range envs {
 		cmd := exec.CommandContext(ctx, self, "-test.run=^ExampleOpen$", "-test.v", "-test.timeout=100s")
 		cmd.Dir = dir
-		all := variables{"PATH": os.Getenv("PATH"), "HOME": dir, "SYMMEM_LOG_LEVEL": "info", "SYMMEM_MULTICAST": "off"}
+		all := variables{"PATH": os.Getenv("PATH"), "HOME": dir, "SYMMEM_LOG_LEVEL": "info", "SYMMEM_MULTICAST": "off", exampleVariable: "1"}
 		maps.Copy(all, env)
 		if more != nil {
 			maps.Copy(all, more(rank))
