@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 type variables = map[string]string
@@ -180,8 +181,7 @@ func TestPackageCommentIsTheExample(t *testing.T) {
 func environments(t *testing.T, n int, vars func(rank, id string, port int) variables) []variables {
 	t.Helper()
 	for attempt := range 20 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		l := testneed.Listen(t)
 		port := l.Addr().(*net.TCPAddr).Port
 		require.NoError(t, l.Close())
 		envs := make([]variables, n)
@@ -218,7 +218,7 @@ func runExample(t *testing.T, dir string, envs []variables, more func(rank int) 
 	for rank, env := range envs {
 		cmd := exec.CommandContext(ctx, self, "-test.run=^ExampleOpen$", "-test.v", "-test.timeout=100s")
 		cmd.Dir = dir
-		all := variables{"PATH": os.Getenv("PATH"), "HOME": dir, "SYMMEM_LOG_LEVEL": "info", "SYMMEM_MULTICAST": "off"}
+		all := variables{"PATH": os.Getenv("PATH"), "HOME": dir, "SYMMEM_LOG_LEVEL": "info", "SYMMEM_MULTICAST": "off", exampleVariable: "1"}
 		maps.Copy(all, env)
 		if more != nil {
 			maps.Copy(all, more(rank))

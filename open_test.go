@@ -32,7 +32,19 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
+// exampleVariable is set in processes of this binary that tests start as ranks: the variables of a launcher are theirs.
+const exampleVariable = "SYMMEM_TEST_EXAMPLE"
+
 func TestMain(m *testing.M) {
+	// A launcher may run the tests themselves, which are no rank of its job.
+	if os.Getenv(exampleVariable) == "" {
+		for _, l := range group.Launchers(os.Getenv, nil) {
+			for _, v := range l.Found {
+				name, _, _ := strings.Cut(v, "=")
+				_ = os.Unsetenv(name) // it is set
+			}
+		}
+	}
 	// A machine with GPUs may name libraries for the tests of backends that are not in this program, which would be refused.
 	for _, entry := range os.Environ() {
 		name, _, _ := strings.Cut(entry, "=")

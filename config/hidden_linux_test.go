@@ -49,10 +49,13 @@ func hiddenProgram(t *testing.T, state string) {
 	c, err := config.Load(&config.LoadOptions{Environ: environ()})
 	if state == "seen" {
 		require.ErrorIs(t, err, fs.ErrPermission)
-		return
+	} else {
+		require.NoError(t, err)
+		assert.Equal(t, config.Default().Channels, c.Channels)
+		_, err = config.Load(&config.LoadOptions{File: "symmem.yaml", Environ: environ()})
+		require.ErrorIs(t, err, fs.ErrPermission)
 	}
-	require.NoError(t, err)
-	assert.Equal(t, config.Default().Channels, c.Channels)
-	_, err = config.Load(&config.LoadOptions{File: "symmem.yaml", Environ: environ()})
-	require.ErrorIs(t, err, fs.ErrPermission)
+	if !t.Failed() {
+		os.Exit(0) // before the test binary writes what it has counted, for which this user may have no folder
+	}
 }

@@ -374,11 +374,11 @@ func TestEtcdForgets(t *testing.T) {
 	t.Parallel() // it waits, most of the time
 	server := ownEtcd(t)
 	ctx := testContext(t)
-	s, err := durable.Open(ctx, server.url, durable.Options{Name: "job", TTL: 2 * time.Second})
+	s, err := durable.Open(ctx, server.url, durable.Options{Name: "job", TTL: 5 * time.Second}) // for which no machine stands still
 	require.NoError(t, err)
 	change := [][]durable.Change{{{Key: "k", Value: []byte("v")}}}
 	require.NoError(t, s.Commit(ctx, change))
-	time.Sleep(6 * time.Second) // it is alive, and so is what it keeps
+	time.Sleep(12 * time.Second) // it is alive, and so is what it keeps
 	require.NoError(t, s.Commit(ctx, change))
 	require.NoError(t, s.Close())
 	require.Eventually(t, func() bool { return server.keys(t) == 0 }, 20*time.Second, 100*time.Millisecond)

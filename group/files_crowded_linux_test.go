@@ -152,6 +152,7 @@ func TestTooManyFilesOnTheirWay(t *testing.T) {
 	}
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
+	keepInherited(t)
 	out, err := cmd.Output()
 	require.NoError(t, err, &stderr)
 	var report crowdedReport

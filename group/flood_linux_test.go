@@ -34,7 +34,7 @@ func runFlooded(full bool) error {
 	timeout := 30 * time.Second
 	joined := make(chan error, 1)
 	if full {
-		timeout = 2500 * time.Millisecond
+		timeout = 7 * time.Second
 	}
 	ctx := context.Background()
 	var g *Group
@@ -76,6 +76,7 @@ func startFlooded(t *testing.T, role string) (addr string, end func() string) {
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
+	keepInherited(t)
 	require.NoError(t, cmd.Start())
 	stdout := bufio.NewReader(out)
 	addr, err = stdout.ReadString('\n')
@@ -109,7 +110,7 @@ func TestConnectionFlood(t *testing.T) {
 func TestTableOfFilesFull(t *testing.T) {
 	t.Parallel()
 	addr, end := startFlooded(t, "full")
-	_, err := Join(testContext(t), &Options{Rank: 1, WorldSize: 2, Addr: addr, Token: longToken, Timeout: 1500 * time.Millisecond})
+	_, err := Join(testContext(t), &Options{Rank: 1, WorldSize: 2, Addr: addr, Token: longToken, Timeout: 4 * time.Second})
 	var limit *FileLimitError
 	require.ErrorAs(t, err, &limit)
 	require.ErrorIs(t, err, ErrUnavailable)

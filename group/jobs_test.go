@@ -29,7 +29,7 @@ type jobsService struct{ *testService }
 
 func newJobsService(t *testing.T, opts Options) *jobsService {
 	t.Helper()
-	return &jobsService{newTestService(t, listenLoopback(t), opts, ServeJobs)}
+	return &jobsService{newTestService(t, testneed.Listen(t), opts, ServeJobs)}
 }
 
 // rank is one of a job's options.

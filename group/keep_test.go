@@ -22,6 +22,7 @@ import (
 	"github.com/symmem/symmem/group/durable"
 	"github.com/symmem/symmem/group/internal/pb"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // memoryStores are stores in the memory of this process, by their URL and name.
@@ -136,7 +137,7 @@ func uniqueJob() string {
 	return fmt.Sprintf("job-%d-%s", storeCount.n, processID())
 }
 
-// testService is a service that can be ended and started again at the same address.
+// testService is a service that can be ended and started again at the same address, if that is none that others may be given meanwhile.
 type testService struct {
 	t     *testing.T
 	opts  Options
@@ -193,7 +194,7 @@ type keptService struct{ *testService }
 func newKeptService(t *testing.T, n int, base Options) *keptService {
 	t.Helper()
 	base.WorldSize = n
-	return &keptService{newTestService(t, listenLoopback(t), base, Serve)}
+	return &keptService{newTestService(t, testneed.Listen(t), base, Serve)}
 }
 
 // listenAgain listens at an address that another service has just left.

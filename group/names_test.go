@@ -85,15 +85,15 @@ func (s *nameService) answer(question []byte) []byte {
 
 // TestNameThatIsNotKnownYet: rank 0, and a service of its own, wait for the name of the host that they serve on, as the ranks that look for them do.
 func TestNameThatIsNotKnownYet(t *testing.T) {
-	free := func(t *testing.T) int {
-		l := listenLoopback(t)
-		require.NoError(t, l.Close())
-		return l.Addr().(*net.TCPAddr).Port
+	free := func(t *testing.T) string {
+		_, port, err := net.SplitHostPort(testneed.FreeAddress(t))
+		require.NoError(t, err)
+		return port
 	}
 	const token = "sixteen bytes..."
 	t.Run("rank 0", func(t *testing.T) {
 		names := newNameService(t)
-		addr := fmt.Sprintf("job-0.symmem.test.:%d", free(t))
+		addr := "job-0.symmem.test.:" + free(t)
 		made := make(chan struct{})
 		go func() { // the name is made when rank 0 has asked for it, and again
 			defer close(made)
@@ -112,7 +112,7 @@ func TestNameThatIsNotKnownYet(t *testing.T) {
 	})
 	t.Run("a service", func(t *testing.T) {
 		names := newNameService(t)
-		addr := fmt.Sprintf("job-0.symmem.test.:%d", free(t))
+		addr := "job-0.symmem.test.:" + free(t)
 		ctx, cancel := context.WithCancel(testContext(t))
 		served := make(chan error, 1)
 		go func() {
@@ -132,7 +132,8 @@ func TestNameThatIsNotKnownYet(t *testing.T) {
 		cancel()
 	})
 	t.Run("another address first", func(t *testing.T) {
-		l, err := net.Listen("tcp", "[::1]:0")
+		port := free(t)
+		l, err := net.Listen("tcp", "[::1]:"+port)
 		if err != nil {
 			testneed.Missing(t, "IPv6", err.Error())
 		}
@@ -140,7 +141,7 @@ func TestNameThatIsNotKnownYet(t *testing.T) {
 		names := newNameService(t)
 		names.ipv4, names.ipv6 = [4]byte{192, 0, 2, 1}, net.IPv6loopback // package net tries to listen at the former, which no host has
 		names.known.Store(true)
-		addr := fmt.Sprintf("job-0.symmem.test.:%d", l.Addr().(*net.TCPAddr).Port)
+		addr := "job-0.symmem.test.:" + port
 		groups, failures := joinAll(t, 2, func(rank int) *Options {
 			return &Options{Rank: rank, WorldSize: 2, Addr: addr, Token: token, Timeout: 30 * time.Second}
 		})

@@ -109,7 +109,7 @@ func begunRun(ctx context.Context, m *memory.Memory, k planKind, a Algorithm, ru
 
 // ended returns an error unless the work of a stream ends without anybody else.
 func ended(ctx context.Context, s device.Stream) error {
-	within, cancel := context.WithTimeout(ctx, 2*time.Second)
+	within, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	if err := s.Synchronize(within); err != nil {
 		return fmt.Errorf("the plan runs on a second stream, and the run on the first has not ended: %w", err)

@@ -10,10 +10,12 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/backend"
@@ -546,54 +548,63 @@ func TestIslandEmpty(t *testing.T) {
 // TestLongRunsOverIslands: a run may take longer than waits last, as long as none of its laps does, also for ranks that have no part in these, and for those whose own are over sooner.
 func TestLongRunsOverIslands(t *testing.T) {
 	shortLaps(t)
-	const laps, delay, waits = 100, 10 * time.Millisecond, time.Second // a lap is a put, and a signal behind it
+	// They wait more than they work, and longer than a machine may stand still: so all of them go at once, and not as many as there are processors.
+	var all sync.WaitGroup
 	for _, islands := range [][]int{{0, 0, 1}, {0, 1, 1}, {0, 0, 1, 2}, {0, 0, 1, 1}} {
 		for _, constructor := range []string{"NewAllReduce", "NewBroadcast", "NewReduce", "NewAllGather", "NewReduceScatter"} {
 			alike := islands[2] == islands[len(islands)-1] && len(islands) == 4
 			if !alike && strings.HasSuffix(constructor, "er") { // in which all ranks have a part
 				continue
 			}
-			t.Run(fmt.Sprintf("%v/%s", islands, constructor), func(t *testing.T) {
-				t.Parallel() // they wait more than they work
-				backendtest.RequireAll(t, backendtest.OnRanks(t, len(islands), nil, func(ctx context.Context, g *group.Group) error {
-					near, err := host.New(g, nil)
-					if err != nil {
-						return err
-					}
-					o := backendtest.FarOptions{Islands: islands, Delay: delay}
-					if alike && g.Rank()%2 == 0 {
-						o.Delay = 0 // the other rail is slow
-					}
-					m := memory.New(backendtest.Far(near, g, &o), g, &memory.Options{KernelTimeout: waits})
-					s, err := m.Device().NewStream()
-					if err != nil {
-						return err
-					}
-					bytes := laps * hierarchicalLapBytes // of one shard
-					switch {
-					case strings.HasSuffix(constructor, "er"):
-						bytes *= int64(len(islands))
-					case alike:
-						bytes *= 2
-					}
-					var p *Plan
-					done := func() error { return nil }
-					if constructor == "NewAllReduce" {
-						var x tensor.SymmetricTensor
-						if x, err = mapped(ctx, m, bytes/4); err == nil {
-							p, err = NewAllReduce(ctx, x, Sum, &AllReduceOptions{Algorithm: Hierarchical})
-							done = func() error { return errors.Join(p.Close(ctx), x.Close(ctx)) }
-						}
-					} else {
-						p, _, done, err = newOfBytes(ctx, m, constructor, bytes, &Options{Algorithm: Hierarchical})
-					}
-					if err != nil {
-						return err
-					}
-					ran := errors.Join(p.Run(s), s.Synchronize(ctx))
-					return errors.Join(ran, g.Barrier(ctx, "ran"), done(), s.Close(), m.Close(ctx))
-				}))
+			all.Go(func() {
+				for rank, err := range backendtest.OnRanks(t, len(islands), nil, func(ctx context.Context, g *group.Group) error {
+					return longRun(ctx, g, constructor, islands, alike)
+				}) {
+					assert.NoError(t, err, "%s over %v, rank %d", constructor, islands, rank)
+				}
 			})
 		}
 	}
+	all.Wait()
+}
+
+// longRun is a run that takes half as long again as waits last, or longer.
+func longRun(ctx context.Context, g *group.Group, constructor string, islands []int, alike bool) error {
+	const laps, delay, waits = 100, 30 * time.Millisecond, 4 * time.Second // a lap is a put, and a signal behind it
+	near, err := host.New(g, nil)
+	if err != nil {
+		return err
+	}
+	o := backendtest.FarOptions{Islands: islands, Delay: delay}
+	if alike && g.Rank()%2 == 0 {
+		o.Delay = 0 // the other rail is slow
+	}
+	m := memory.New(backendtest.Far(near, g, &o), g, &memory.Options{KernelTimeout: waits})
+	s, err := m.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	bytes := laps * hierarchicalLapBytes // of one shard
+	switch {
+	case strings.HasSuffix(constructor, "er"):
+		bytes *= int64(len(islands))
+	case alike:
+		bytes *= 2
+	}
+	var p *Plan
+	done := func() error { return nil }
+	if constructor == "NewAllReduce" {
+		var x tensor.SymmetricTensor
+		if x, err = mapped(ctx, m, bytes/4); err == nil {
+			p, err = NewAllReduce(ctx, x, Sum, &AllReduceOptions{Algorithm: Hierarchical})
+			done = func() error { return errors.Join(p.Close(ctx), x.Close(ctx)) }
+		}
+	} else {
+		p, _, done, err = newOfBytes(ctx, m, constructor, bytes, &Options{Algorithm: Hierarchical})
+	}
+	if err != nil {
+		return err
+	}
+	ran := errors.Join(p.Run(s), s.Synchronize(ctx))
+	return errors.Join(ran, g.Barrier(ctx, "ran"), done(), s.Close(), m.Close(ctx))
 }

@@ -185,7 +185,7 @@ func underLimit(t *testing.T, name string, resource int) {
 		if err != nil {
 			return err
 		}
-		limit := unix.Rlimit{Cur: spare, Max: unix.RLIM_INFINITY}
+		most := uint64(spare)
 		if resource == unix.RLIMIT_AS {
 			pages, err := os.ReadFile("/proc/self/statm")
 			if err != nil {
@@ -195,10 +195,13 @@ func underLimit(t *testing.T, name string, resource int) {
 			if err != nil {
 				return err
 			}
-			limit.Cur += used * uint64(os.Getpagesize())
+			most += used * uint64(os.Getpagesize())
 		}
 		var before unix.Rlimit
-		if err := errors.Join(unix.Getrlimit(resource, &before), unix.Setrlimit(resource, &limit)); err != nil {
+		if err := unix.Getrlimit(resource, &before); err != nil {
+			return err
+		}
+		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: most, Max: before.Max}); err != nil { // who is not root cannot raise the other one
 			return err
 		}
 		defer func() { _ = unix.Setrlimit(resource, &before) }() // for what a test binary does in the end, as writing what it has counted

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -40,10 +39,7 @@ func TestPutsOnGPU(t *testing.T) {
 	if _, err := os.Stat("/dev/gdrdrv"); err != nil {
 		testneed.Missing(t, "gin", "NCCL's GIN over sockets wants GDRCopy, and there is no /dev/gdrdrv")
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := l.Addr().String()
-	require.NoError(t, l.Close())
+	addr := testneed.FreeAddress(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	var outs [2]bytes.Buffer

@@ -158,19 +158,21 @@ func TestWaitEndsInAFullQueue(t *testing.T) {
 
 // The waits of a graph's replays are waits of their own: each may last as long as WaitTimeout, also where one follows directly on another.
 func TestWaitsOfReplaysAreNotOne(t *testing.T) {
-	onEach(t, &cuda.Options{WaitTimeout: 300 * time.Millisecond}, func(t *testing.T, d *cuda.Device) {
+	t.Parallel() // it waits
+	// Waits last longer than a machine may stand still.
+	const replays, waits = 8, 2600 * time.Millisecond
+	onEach(t, &cuda.Options{WaitTimeout: waits}, func(t *testing.T, d *cuda.Device) {
 		s := newStream(t, d)
 		p := alloc(t, d, 8)
 		g := capture(t, s, func() {
 			require.NoError(t, s.WaitValue32(p, 1))
 			require.NoError(t, s.WriteValue32(p, 0))
 		})
-		const replays = 8
 		for range replays {
 			require.NoError(t, g.Launch(s))
 		}
 		for range replays {
-			time.Sleep(60 * time.Millisecond)
+			time.Sleep(waits / (replays - 2))
 			require.NoError(t, d.CopyFromHost(p, []byte{1, 0, 0, 0}))
 			_, err := s.Query() // the fake goes on when it is asked
 			require.NoError(t, err)
@@ -188,6 +190,7 @@ func TestWaitsOfReplaysAreNotOne(t *testing.T) {
 
 // A replay that has begun, and has not come to its wait, is not in the wait that the replay before it was in.
 func TestReplayIsNotInTheWaitBefore(t *testing.T) {
+	t.Parallel() // it waits
 	f := newFake(1)
 	drv := f.driver()
 	var closed atomic.Bool
@@ -202,7 +205,8 @@ func TestReplayIsNotInTheWaitBefore(t *testing.T) {
 		f.mu.Unlock()
 		return batch(s, n-1, &all[1], flags)
 	}
-	d, err := cuda.Open(&cuda.Options{Driver: drv, WaitTimeout: 150 * time.Millisecond})
+	const waits = 2600 * time.Millisecond // which is longer than a machine may stand still
+	d, err := cuda.Open(&cuda.Options{Driver: drv, WaitTimeout: waits})
 	require.NoError(t, err)
 	closeInTheEnd(t, d)
 	s := newStream(t, d)
@@ -220,7 +224,7 @@ func TestReplayIsNotInTheWaitBefore(t *testing.T) {
 	require.NoError(t, d.CopyFromHost(p, []byte{1, 0, 0, 0}))
 	_, err = s.Query()
 	require.NoError(t, err)
-	time.Sleep(200 * time.Millisecond)
+	time.Sleep(waits + 50*time.Millisecond)
 	closed.Store(false)
 	require.NoError(t, d.CopyFromHost(p, []byte{1, 0, 0, 0}))
 	synchronize(t, s)
@@ -229,7 +233,8 @@ func TestReplayIsNotInTheWaitBefore(t *testing.T) {
 
 // Close ends the waits of a graph that the stream has launched, also where another stream has launched the graph since.
 func TestCloseEndsWaitsOfAGraphOfTwoStreams(t *testing.T) {
-	onEach(t, &cuda.Options{WaitTimeout: 400 * time.Millisecond}, func(t *testing.T, d *cuda.Device) {
+	t.Parallel() // it waits
+	onEach(t, &cuda.Options{WaitTimeout: 2600 * time.Millisecond}, func(t *testing.T, d *cuda.Device) {
 		s, other := newStream(t, d), newStream(t, d)
 		p := alloc(t, d, 16)
 		g := capture(t, s, func() {

@@ -129,7 +129,7 @@ func TestQuotaOfProcess(t *testing.T) {
 		s := in(half)
 		require.EqualValues(t, 500, s.Quota)
 		require.Equal(t, inode(half), s.QuotaOf)
-		require.Equal(t, first(runtime.NumCPU()), s.Set)
+		require.Equal(t, Here().Set, s.Set)
 		require.False(t, Enough([]Rank{{"a", s}}))
 	}
 	if !version1 {

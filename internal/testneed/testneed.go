@@ -40,20 +40,27 @@ func MissingGPUs(t testing.TB, need int, why any) {
 // job: somebody else could be given it before the test listens there.
 func FreeAddress(t testing.TB) string {
 	t.Helper()
+	l := Listen(t)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return l.Addr().String()
+}
+
+// Listen listens at such an address, which the test may leave for a while and come back to.
+func Listen(t testing.TB) net.Listener {
+	t.Helper()
 	const first, after = 10240, 20480
 	var last error
 	for range 100 {
 		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", first+rand.IntN(after-first)))
 		if err == nil {
-			if err := l.Close(); err != nil {
-				t.Fatal(err)
-			}
-			return l.Addr().String()
+			return l
 		}
 		last = err
 	}
 	t.Fatal("no free address: ", last)
-	return ""
+	return nil
 }
 
 // required returns the entries of SYMMEM_TEST_REQUIRE.

@@ -239,11 +239,19 @@ func outliveRank() error {
 	return nil
 }
 
-// environ returns this process's environment for the command, and more: without settings, and on every machine one without native
-// libraries, so that the backends are those of this test and host. The race detector would hold up the end of each process.
+// environ returns this process's environment for the command, and more: without settings, without what a launcher has set that runs the tests themselves, and on every machine one
+// without native libraries, so that the backends are those of this test and host. The race detector would hold up the end of each process.
 func environ(more ...string) []string {
+	launched := map[string]bool{}
+	for _, l := range group.Launchers(os.Getenv, nil) {
+		for _, v := range l.Found {
+			name, _, _ := strings.Cut(v, "=")
+			launched[name] = true
+		}
+	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return strings.HasPrefix(v, "SYMMEM_") && !strings.HasPrefix(v, "SYMMEM_TEST_")
+		name, _, _ := strings.Cut(v, "=")
+		return strings.HasPrefix(v, "SYMMEM_") && !strings.HasPrefix(v, "SYMMEM_TEST_") || launched[name]
 	})
 	for _, name := range options.LibraryVariables() {
 		env = append(env, name+"=/no/such/library")

@@ -187,11 +187,14 @@ func TestRunOfRanksThatMeet(t *testing.T) {
 
 // TestRunKeepGoing: ranks go on without those that fail, if that is asked for, and run says who failed and with what.
 func TestRunKeepGoing(t *testing.T) {
+	// Run has heard of the end of a process that is there no more, not even as a zombie.
 	r := call(t, "", environ(), "run", "-n", "4", "--keep-going", "sh", "-c", `
+		gone() { until [ -s "$1" ] && ! [ -e "/proc/$(cat "$1")" ]; do sleep 0.05; done; sleep 0.3; }
+		echo $$ >"$1/$RANK"
 		if [ $RANK = 1 ]; then kill -9 $$; fi
-		sleep 0.3
+		gone "$1/1"
 		if [ $RANK = 2 ]; then exit 5; fi
-		sleep 0.3; echo went on`)
+		gone "$1/2"; echo went on`, "sh", t.TempDir())
 	assert.Equal(t, 137, r.status, "the first that failed counts: %s", r.err)
 	assert.Equal(t, 2, strings.Count(r.out, "] went on"), r.out)
 	assert.Regexp(t, `rank 1 \(process \d+\) was ended by signal 9 \(killed\); 3 of the ranks go on`, r.err)
