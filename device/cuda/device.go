@@ -84,6 +84,8 @@ type Device struct {
 	cells      []*faultCell     // not in use at the moment
 	faultPages []unsafe.Pointer // pinned memory of fault cells
 
+	ran order // work of the CPU
+
 	making sync.Mutex // held while a stream is made, and while none may get work
 
 	mu       sync.Mutex

@@ -176,6 +176,7 @@ func (e *Event) Query() (bool, error) {
 	if r == cu.NotReady {
 		return false, nil
 	}
+	e.dev.ran.see()
 	return r == cu.Success, e.dev.check(call, "cuEventQuery", r)
 }
 

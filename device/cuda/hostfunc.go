@@ -161,6 +161,7 @@ func RunHostFunc(data uintptr) {
 		ended := make(chan struct{})
 		go c.run(ended)
 		<-ended
+		c.dev.ran.end()
 	}
 }
 

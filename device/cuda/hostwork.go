@@ -213,6 +213,7 @@ func (l *workLane) end(err error) {
 		l.expect(-1)
 	}
 	if !cut {
+		l.dev.ran.end()
 		atomic.StoreUint32(l.words.ended, job.id)
 	}
 }

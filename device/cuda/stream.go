@@ -283,6 +283,7 @@ func (s *Stream) Query() (bool, error) {
 	if r == cu.NotReady {
 		return false, nil
 	}
+	s.dev.ran.see()
 	return r == cu.Success, s.dev.check(call, "cuStreamQuery", r)
 }
 
@@ -324,6 +325,7 @@ func (s *Stream) mark(ctx context.Context) (mark, error) {
 	}
 	switch r := s.dev.drv.StreamQuery(s.handle); r {
 	case cu.Success:
+		s.dev.ran.see()
 		return mark{}, nil
 	case cu.NotReady:
 		return s.recordMark()

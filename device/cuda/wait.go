@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	cu "github.com/symmem/symmem/internal/cuda"
@@ -57,6 +58,16 @@ func (d *Device) await(ctx context.Context, e cu.EventHandle, deadline time.Time
 	}
 }
 
+// order tells Go's memory model, and so its race detector, what it cannot see as the GPU and the driver are in between: that work of the CPU comes before what waits for it on a
+// stream. What has seen work of a stream to be complete comes after all of it that had ended then.
+type order struct{ ends atomic.Uint64 }
+
+// end is called behind work of the CPU, before the GPU is told.
+func (o *order) end() { o.ends.Add(1) }
+
+// see is called when the driver has said that work is complete.
+func (o *order) see() { o.ends.Load() }
+
 // ask asks some times whether e is complete.
 func (d *Device) ask(e cu.EventHandle) (bool, error) {
 	if err := d.push(); err != nil {
@@ -66,6 +77,7 @@ func (d *Device) ask(e cu.EventHandle) (bool, error) {
 	for range asksABatch {
 		switch r := d.drv.EventQuery(e); r {
 		case cu.Success:
+			d.ran.see()
 			return true, nil
 		case cu.NotReady:
 		default:
