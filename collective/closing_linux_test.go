@@ -14,6 +14,7 @@ import (
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 	devhost "github.com/symmem/symmem/device/host"
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
@@ -185,6 +186,29 @@ func TestStreamAtRestThatIsBeingClosed(t *testing.T) {
 	assert.Empty(t, m.left())
 }
 
+// sub makes memory of a sub-group of both ranks, on the rank's device.
+func (r *rank) sub(ctx context.Context) (*group.Group, *memory.Memory, error) {
+	g, err := r.Sub(ctx, []int{0, 1})
+	if err != nil {
+		return nil, nil, err
+	}
+	near, err := host.New(g, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	return g, memory.New(nearGPU{near, r.m.Device()}, g, &memory.Options{KernelTimeout: patience}), nil
+}
+
+// onSubGroup makes a large plan on such memory.
+func (r *rank) onSubGroup(ctx context.Context) (*group.Group, *memory.Memory, *collective.Plan, error) {
+	g, m, err := r.sub(ctx)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	p, err := collective.New(ctx, m, collective.Spec{Name: "of a sub-group", CUDA: &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 32}})
+	return g, m, p, err
+}
+
 // TestMemoryThatIsBeingClosed: a plan of a sub-group's memory that is being closed, which waits for its kernel, still has its place on the device.
 func TestMemoryThatIsBeingClosed(t *testing.T) {
 	m := newMachine(2, map[string]fake{"still": still})
@@ -193,16 +217,7 @@ func TestMemoryThatIsBeingClosed(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		g, err := r.Sub(ctx, []int{0, 1})
-		if err != nil {
-			return err
-		}
-		near, err := host.New(g, nil)
-		if err != nil {
-			return err
-		}
-		sub := memory.New(nearGPU{near, r.m.Device()}, g, &memory.Options{KernelTimeout: patience})
-		p, err := collective.New(ctx, sub, collective.Spec{Name: "of a sub-group", CUDA: &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 32}})
+		g, sub, p, err := r.onSubGroup(ctx)
 		if err != nil {
 			return err
 		}
@@ -236,16 +251,7 @@ func TestMemoryThatWasKept(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		g, err := r.Sub(ctx, []int{0, 1})
-		if err != nil {
-			return err
-		}
-		near, err := host.New(g, nil)
-		if err != nil {
-			return err
-		}
-		sub := memory.New(nearGPU{near, r.m.Device()}, g, &memory.Options{KernelTimeout: patience})
-		p, err := collective.New(ctx, sub, collective.Spec{Name: "of a sub-group", CUDA: &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 32}})
+		g, sub, p, err := r.onSubGroup(ctx)
 		if err != nil {
 			return err
 		}

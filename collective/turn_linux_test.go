@@ -13,7 +13,6 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
-	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
@@ -268,15 +267,10 @@ func TestPlanClosedAtWorkEndsWithItsMemory(t *testing.T) {
 
 // closeAtWork makes a plan on the memory of a sub-group, closes it in vain on rank 0, and closes the memory.
 func (r *rank) closeAtWork(ctx context.Context, busy *atomic.Bool, behind bool) error {
-	g, err := r.Sub(ctx, []int{0, 1})
+	g, m, err := r.sub(ctx)
 	if err != nil {
 		return err
 	}
-	near, err := host.New(g, nil)
-	if err != nil {
-		return err
-	}
-	m := memory.New(nearGPU{near, r.m.Device()}, g, &memory.Options{KernelTimeout: patience})
 	kernel := &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 1, Threads: 32}
 	p, err := collective.New(ctx, m, collective.Spec{Name: "at work", Program: &collective.Program{
 		Signals: 1, Lane: true, Kernels: []*collective.Kernel{kernel},
